@@ -1,0 +1,36 @@
+"""FineWeb-Edu parquet in, exact fixed-size token shards out.
+
+    import fwconvert
+    recipe, root = fwconvert.make_recipe(source="parquet-folder", shard_tokens=1_000_000)
+    result = fwconvert.convert(recipe, fwconvert.Options(out=Path("out"), root=root))
+
+Importing this does nothing and is quick: names are looked up when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fwconvert.config import Options, Recipe
+    from fwconvert.errors import FwconvertError
+    from fwconvert.request import Request, make_recipe, resolve
+    from fwconvert.run import Result, convert
+
+__all__ = ["FwconvertError", "Options", "Recipe", "Request", "Result", "convert", "make_recipe", "resolve"]
+
+_HOMES = {
+    "FwconvertError": "errors",
+    "Options": "config",
+    "Recipe": "config",
+    "Request": "request",
+    "Result": "run",
+    "convert": "run",
+    "make_recipe": "request",
+    "resolve": "request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,160 @@
+"""The one place that writes output files.
+
+Every file is written under a temporary name, flushed to the disk, and only
+then given its final name, so that a crash at any instant leaves either the old
+state or the whole new file (DESIGN invariant 2). Any failure of the operating
+system becomes an OutputError, which stops a run cleanly and is never blamed on
+a job. After a failed fsync nothing is retried on the same file: the kernel may
+already have dropped the pages and would report success (fsyncgate).
+"""
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from fwconvert.errors import OutputError, message
+
+# O_BINARY exists on Windows only; O_NOFOLLOW and O_CLOEXEC do not exist there.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_FLAGS |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class Output:
+    """A file under construction, hashed while it is written.
+
+    It lies under a unique temporary name in `folder` until `publish`. Leaving
+    the `with` block, by whichever way, removes it unless it was published.
+    """
+
+    def __init__(self, folder: Path, label: str) -> None:
+        self.temporary = folder / f"{label}-{uuid.uuid4().hex}"
+        self.bytes = 0
+        self._sha256 = hashlib.sha256()
+        with writing(self.temporary):
+            self._descriptor = os.open(self.temporary, _FLAGS, 0o644)
+        self._open = True
+        self._exists = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of everything written so far."""
+        return self._sha256.hexdigest()
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append all of `content`, a run of bytes."""
+        view = memoryview(content)
+        self._sha256.update(view)
+        self.bytes += len(view)
+        with writing(self.temporary, self.bytes):
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def finish(self) -> None:
+        """Bring the content to the disk. After this the file only awaits its name."""
+        if not self._open:
+            return
+        with writing(self.temporary, self.bytes):
+            os.fsync(self._descriptor)
+        self._close()
+
+    def publish(self, path: Path) -> None:
+        """Give the finished file its final name. Durable after `sync_folder(path.parent)`."""
+        self.finish()
+        with writing(path):
+            self.temporary.replace(path)
+        self._exists = False
+
+    def discard(self) -> None:
+        """Remove the file unless it was published."""
+        if self._open:
+            with suppress(OutputError):  # It is thrown away anyway.
+                self._close()
+        if self._exists:
+            self._exists = False
+            remove(self.temporary)
+
+    def _close(self) -> None:
+        self._open = False
+        with writing(self.temporary):
+            os.close(self._descriptor)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Make `content` the content of the file `path`, durably and all at once."""
+    with Output(path.parent, f".{path.name}") as output:
+        output.write(content)
+        output.publish(path)
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing parents, durably."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk (a no-op on Windows, which has no such call)."""
+    if os.name == "nt":
+        return
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there."""
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, prefix: str = "") -> int:
+    """Remove the files in `folder` whose names begin with `prefix`; return how many."""
+    if not folder.is_dir():
+        return 0
+    stale = [path for path in folder.iterdir() if path.name.startswith(prefix) and not path.is_dir()]
+    for path in stale:
+        remove(path)
+    return len(stale)
+
+
+@contextmanager
+def writing(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn any failure of the operating system in the block into an OutputError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(_what_failed(path, error, needed)) from error
+
+
+def _what_failed(path: Path, error: OSError, needed: int) -> str:
+    name = errno.errorcode.get(error.errno or 0, "error")
+    reason = f"{error.strerror or error} ({name})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        action = "free some space, then run the same command again: it goes on where it stopped"
+        return message(
+            "no space is left for the output", action, file=path, reason=reason, bytes_so_far=f"{needed:,}"
+        )
+    return message(
+        "the output cannot be written",
+        "mend this, then run the same command again: it goes on where it stopped",
+        file=path,
+        reason=reason,
+    )

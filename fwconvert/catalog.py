@@ -1,0 +1,221 @@
+"""Find the source manifest that a command means, and the files that lie on this machine.
+
+The shipped manifests are files, not code, so that people can read, diff and
+replace them. A clone has them in `manifests/` beside the package, an
+installation inside the package.
+
+Their totals are what the publisher says. `tokens` is the sum of FineWeb-Edu's
+`token_count` column: GPT-2 tokens of the texts alone, without the separator
+that a run adds to each document. So the totals serve a plan; they prove nothing.
+
+Local files are listed by walking, never by `glob`, which passes over a folder
+that it may not read and follows links in circles: lost or doubled documents.
+"""
+
+import difflib
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from fwconvert import records
+from fwconvert.config import SourceManifest, SourceShard, Totals, is_safe
+from fwconvert.errors import UsageError, message
+
+PARQUET = ".parquet"
+
+
+def names() -> list[str]:
+    """Return the names of the shipped source manifests, shorter ones first: 10B before 100B."""
+    return sorted((path.stem for path in _shipped().glob("*.json")), key=lambda name: (len(name), name))
+
+
+def find(name: str) -> SourceManifest:
+    """Return the checked source manifest of a shipped version, or the one in a file.
+
+    A `name` with a path separator or the ending .json is the path of a file.
+    """
+    path = _manifest_path(name)
+    manifest = records.read(path, SourceManifest)
+    manifest.check()
+    return manifest
+
+
+def local(pattern: str) -> tuple[SourceManifest, Path]:
+    """Return the source manifest of the files that `pattern` names, and the folder that its paths start from.
+
+    A folder means every .parquet file below it; a file, itself, whatever its
+    name; a glob, the .parquet files that it matches and those below the folders
+    that it matches. A glob that spells out another ending (*.pq) is taken at
+    its word, and what exists literally is never a glob. Hidden names are passed
+    over. Links to files are followed; links to folders only if a part of the
+    glob other than ** matches them, since links can go in circles.
+    """
+    given = _path(pattern, "--source")
+    with _reading(pattern):
+        root, found = _look(given)
+        shards = sorted((_shard(root, path) for path in found), key=lambda shard: shard.path)
+    totals = Totals(files=len(shards), bytes=sum(shard.bytes for shard in shards))
+    return SourceManifest("local", "local", "", "", tuple(shards), totals), root.absolute()
+
+
+def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
+    """Return where below `root` the files of a manifest lie, by their paths; without those that do not.
+
+    A file is looked for under its path, then under its bare name, as copying
+    leaves it; the latter only if no other file of the manifest has that name.
+    Nothing but the name is looked at: sizes and hashes are for others to prove.
+    """
+    manifest.check()
+    with _reading(str(root)):
+        bare_names = _bare_names(manifest)
+        places = {file.path: _place(file, root, bare_names) for file in manifest.files}
+    return {path: place for path, place in places.items() if place is not None}
+
+
+def _shipped() -> Path:
+    package = Path(__file__).parent
+    inside = package / "manifests"
+    return inside if inside.is_dir() else package.parent / "manifests"
+
+
+def _manifest_path(name: str) -> Path:
+    if not (name.endswith(".json") or "/" in name or os.sep in name):
+        if name in names():
+            return _shipped() / f"{name}.json"
+        raise UsageError(_unknown("there is no version of this name", name))
+    path = _path(name, "--version")
+    with _reading(name):
+        if path.is_file():
+            return path
+    raise UsageError(_unknown("there is no source manifest in this place", name))
+
+
+def _unknown(wrong: str, given: str) -> str:
+    known = {name.lower(): name for name in names()}
+    close = difflib.get_close_matches(Path(given).name.lower(), known, n=1, cutoff=0.4)
+    meant = [f"did you mean {known[name]}?" for name in close]
+    shipped = f"choose one of {', '.join(names())}, or give the path of a source manifest"
+    return message(wrong, *meant, shipped, given=given)
+
+
+def _path(given: str, flag: str) -> Path:
+    if not given:
+        raise UsageError(message(f"{flag} is empty", "give a path; '.' is the current folder"))
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise UsageError(message(f"{flag} begins in an unknown home", given=given, reason=error)) from error
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(message("the source cannot be read", source=where, reason=error)) from error
+
+
+def _look(given: Path) -> tuple[Path, Iterable[Path]]:
+    if given.is_dir():
+        return given, _chosen(given, _below(given), PARQUET)
+    if given.exists():
+        return given.parent, [given]
+    root, parts = _split(given)
+    if not parts or not root.is_dir():
+        missing = root if parts else given
+        raise UsageError(message("the source does not exist", source=given, missing=missing.absolute()))
+    ending = PARQUET if _is_wild(given.suffix) or not given.suffix else given.suffix
+    return root, _chosen(given, _matches(root, parts), ending)
+
+
+def _split(pattern: Path) -> tuple[Path, list[str]]:
+    """Return the longest leading part that is no pattern, and the parts after it."""
+    root, parts = Path(pattern.anchor), list(pattern.relative_to(pattern.anchor).parts)
+    while parts and (not _is_wild(parts[0]) or (root / parts[0]).is_dir()):
+        root /= parts.pop(0)
+    return root, parts
+
+
+def _is_wild(part: str) -> bool:
+    return any(sign in part for sign in "*?[")
+
+
+def _chosen(given: Path, files: Iterable[Path], ending: str) -> set[Path]:
+    """Return the files with that ending, each once; raise UsageError if there are none."""
+    seen = set(files)
+    chosen = {path for path in seen if path.name.lower().endswith(ending.lower())}
+    if not chosen:
+        raise UsageError(
+            message(
+                f"there are no {ending} files here",
+                f"give a folder that holds {ending} files, a glob, or a single file",
+                source=given,
+                other_files=len(seen),
+            )
+        )
+    return chosen
+
+
+def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the files that the pattern `parts` leads to from `folder`, some perhaps more than once."""
+    if not parts:
+        yield from _below(folder)
+        return
+    first, *rest = parts
+    if first == "**":
+        yield from _matches(folder, rest)
+        for inner in _real_folders(folder):
+            yield from _matches(inner, parts)
+        return
+    for entry in _entries(folder, hidden=first.startswith(".")):
+        if fnmatchcase(entry.name, first):
+            if entry.is_dir():
+                yield from _matches(entry, rest)
+            elif not rest:
+                yield entry
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    yield from (entry for entry in _entries(folder) if not entry.is_dir())
+    for inner in _real_folders(folder):
+        yield from _below(inner)
+
+
+def _real_folders(folder: Path) -> list[Path]:
+    return [entry for entry in _entries(folder) if entry.is_dir() and not entry.is_symlink()]
+
+
+def _entries(folder: Path, *, hidden: bool = False) -> list[Path]:
+    return [entry for entry in folder.iterdir() if hidden or not entry.name.startswith(".")]
+
+
+def _shard(root: Path, path: Path) -> SourceShard:
+    name = path.relative_to(root).as_posix()
+    if not is_safe(name):
+        raise UsageError(
+            message(
+                "a source file has a name that a manifest cannot keep",
+                "rename it: printable characters, no backslash",
+                file=ascii(str(path)),
+            )
+        )
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(message("a source is not a regular file", "copy it into a file first", source=path))
+    return SourceShard(path=name, bytes=status.st_size)
+
+
+def _bare_names(manifest: SourceManifest) -> set[str]:
+    """Return the bare names that belong to one file only."""
+    counts = Counter(PurePosixPath(file.path).name for file in manifest.files)
+    return {name for name, count in counts.items() if count == 1}
+
+
+def _place(file: SourceShard, root: Path, bare_names: set[str]) -> Path | None:
+    bare = PurePosixPath(file.path).name
+    places = [root / file.path, root / bare] if bare in bare_names else [root / file.path]
+    return next((place for place in places if place.is_file()), None)

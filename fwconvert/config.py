@@ -1,0 +1,188 @@
+"""What a user asks for: a recipe, which decides the output bytes, and options, which do not.
+
+Equal recipes have an equal `recipe_id` and give equal bytes on any machine,
+with any options. So a thing belongs in the recipe exactly if changing it
+changes a byte or a name of the output.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.records import Part, Record, digest
+
+Layout = Literal["independent", "contiguous"]
+EotSide = Literal["before", "after"]
+TokenType = Literal["uint16", "uint32"]
+
+SHARD_TOKENS = 100_000_000
+
+# llm.c seeks with a C int, so a shard file must stay below 2 GiB.
+MOST_SHARD_BYTES = 2**31 - 1
+
+
+class SourceShard(Part, frozen=True):
+    """One input parquet file, named by its path below the source's root."""
+
+    path: str
+    bytes: int
+    # None for files that nobody pinned; their receipts record what was read.
+    sha256: str | None = None
+
+
+class Totals(Part, frozen=True):
+    """Published totals of a version; 0 where unknown."""
+
+    files: int
+    bytes: int
+    rows: int = 0
+    tokens: int = 0
+
+
+class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manifest 1"):
+    """The pinned list of the source shards of one version."""
+
+    name: str
+    dataset: str
+    revision: str
+    folder: str
+    files: tuple[SourceShard, ...]
+    # What is known of a version whose files are resolved on first use.
+    totals: Totals
+
+    @cached_property
+    def bytes(self) -> int:
+        """The size of all listed files."""
+        return sum(file.bytes for file in self.files)
+
+    def check(self) -> None:
+        """Raise ManifestError if a name could lead outside the folder or stands twice."""
+        seen = set()
+        for file in self.files:
+            if not is_safe(file.path) or file.path in seen or file.bytes < 0:
+                raise ManifestError(
+                    message("a source manifest has a bad entry", manifest=self.name, path=repr(file.path))
+                )
+            seen.add(file.path)
+
+
+class Rules(Part, frozen=True):
+    """How a source shard becomes token shards: the recipe without its sources."""
+
+    tokenizer: str
+    vocabulary_sha256: str
+    eot: EotSide
+    token_type: TokenType
+    text_column: str
+    shard_tokens: int
+    val_tokens: int
+    layout: Layout
+    format: str
+    name: str
+
+    @property
+    def token_bytes(self) -> int:
+        """How many bytes a token takes."""
+        return 2 if self.token_type == "uint16" else 4
+
+
+class Recipe(Part, frozen=True, dict=True):
+    """Everything that decides the output bytes."""
+
+    source: SourceManifest
+    rules: Rules
+
+    @cached_property
+    def recipe_id(self) -> str:
+        """Equal for equal recipes; the version's display name and totals do not count."""
+        return digest([self.source.dataset, self.source.revision, self.source.files, self.rules])
+
+    @property
+    def block_digits(self) -> int:
+        """How many digits a block number has, so that names sort in order.
+
+        Decided by the recipe alone: a source gives a token for about 3 bytes
+        of parquet, and the join at most one shard for each source. Names only
+        grow longer should a source give more.
+        """
+        largest = max((file.bytes for file in self.source.files), default=0)
+        return max(3, len(str(max(largest // self.rules.shard_tokens, len(self.source.files)))))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that does not decide output bytes."""
+
+    out: Path
+    # Where the files of the source manifest lie on this machine; None if they do not.
+    root: Path | None
+    workers: int | None = None
+    check_disk: bool = True
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers to run: one for each usable core unless told."""
+        return default_workers() if self.workers is None else self.workers
+
+
+def default_workers() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_rules(rules: Rules) -> Rules:
+    """Return `rules` if they can be carried out; raise UsageError that says what to change."""
+    most = (MOST_SHARD_BYTES - 1024) // rules.token_bytes
+    for flag, tokens, least in (
+        ("--shard-tokens", rules.shard_tokens, 1),
+        ("--val-tokens", rules.val_tokens, 0),
+    ):
+        if not least <= tokens <= most:
+            raise UsageError(
+                message(
+                    f"{flag} is out of range (a token shard must stay below 2 GiB for llm.c)",
+                    f"choose a number from {least:,} to {most:,}",
+                    given=f"{tokens:,}",
+                )
+            )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", rules.name):
+        raise UsageError(
+            message(
+                "--name cannot be the beginning of a file name",
+                "use letters, digits, '.', '_' and '-'; begin with a letter or a digit",
+                given=repr(rules.name),
+            )
+        )
+    return rules
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number that `text` means: 100M, 1_000_000, 1e6, 2.5k, 1,000.
+
+    Exact: a number that is not whole (1.5, 1e-3) raises ValueError.
+    """
+    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmMbBgGtT]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number such as 100M, 1_000_000 or 1e6")
+    scale = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[match[2].lower()]
+    number = Decimal(re.sub("[_,]", "", match[1])).scaleb(scale)
+    if number != int(number):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def is_safe(path: str) -> bool:
+    """Tell whether `path` is a plain relative path that cannot lead outside its folder."""
+    if not path or len(path) > 1000 or "\\" in path or not path.isprintable():
+        return False
+    parts = path.split("/")
+    return all(0 < len(part) <= 255 and part not in (".", "..") for part in parts) and not (
+        PurePosixPath(path).is_absolute() or re.match(r"[A-Za-z]:", path)
+    )

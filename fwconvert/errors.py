@@ -1,0 +1,47 @@
+"""The errors that fwconvert raises on purpose.
+
+Each takes one finished string. An exception with a constructor signature of
+its own, raised in a spawned worker, reaches the parent as a broken pool with
+its message lost; a single string always survives pickling.
+
+A message has three parts: what is wrong, the values one per line, what to do.
+`message` lays them out, so that all of them look alike.
+"""
+
+
+class FwconvertError(Exception):
+    """Base of every error that fwconvert raises on purpose."""
+
+
+class UsageError(FwconvertError):
+    """The command cannot be carried out as given. Nothing was written."""
+
+
+class SourceError(FwconvertError):
+    """A source shard cannot be converted: missing, changed, damaged or not what it should be."""
+
+
+class ManifestError(FwconvertError):
+    """A JSON record (source manifest, plan, receipt, run manifest) cannot be believed."""
+
+
+class ShardError(FwconvertError):
+    """A token shard or a document index is not what its record says."""
+
+
+class OutputError(FwconvertError):
+    """The output could not be written: no space, read-only, broken disk. No job is to blame."""
+
+
+class Stopped(FwconvertError):
+    """The user asked to stop; the work was given up at a safe place."""
+
+
+def message(wrong: str, /, *actions: str, **values: object) -> str:
+    """Lay out an error: what is wrong, then the values one per line, then what to do."""
+    names = {name: name.replace("_", " ") for name in values}
+    width = max(map(len, names.values()), default=0)
+    lines = [wrong]
+    lines += [f"  {names[name]:<{width}}  {value}" for name, value in values.items()]
+    lines += [f"  -> {action}" for action in actions]
+    return "\n".join(lines)

@@ -1,0 +1,32 @@
+"""A recipe for tests that need some recipe, and ways to change a part of it."""
+
+from typing import Any
+
+import msgspec
+
+from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
+
+RULES = Rules(
+    tokenizer="gpt2",
+    vocabulary_sha256="ab" * 32,
+    eot="before",
+    token_type="uint16",
+    text_column="text",
+    shard_tokens=100_000_000,
+    val_tokens=100_000_000,
+    layout="independent",
+    format="llmc",
+    name="edu_fineweb",
+)
+FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
+SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))
+RECIPE = Recipe(SOURCE, RULES)
+
+
+def rules_with(**changes: Any) -> Rules:
+    return msgspec.structs.replace(RULES, **changes)
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    """Return the recipe with other sources."""
+    return Recipe(msgspec.structs.replace(SOURCE, **changes), RULES)
