@@ -1,0 +1,184 @@
+"""From texts to tokens, a batch at a time.
+
+tiktoken's ids are the definition of correct. Text is always ordinary text: a
+document that spells out <|endoftext|> is encoded as those characters, and an
+EOT in the output always is a document's boundary. A tokenizer never crosses
+to another process; a worker is told its vocabulary and loads its own.
+"""
+
+import binascii
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import regex
+import tiktoken
+from numpy.typing import NDArray
+
+from fwconvert.config import EotSide
+from fwconvert.errors import ShardError, SourceError, message
+from fwconvert.vocabulary import Vocabulary, read_table
+
+Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
+
+EOT_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of documents without EOT: document i is `tokens[offsets[i]:offsets[i + 1]]`."""
+
+    tokens: Tokens
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A batch of documents, each with its EOT: document i begins at `tokens[starts[i]]`."""
+
+    tokens: Tokens
+    starts: NDArray[np.int64]
+
+
+class Tokenizer(Protocol):
+    """Turns texts into tokens and back."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The ids it speaks."""
+
+    def encode(self, texts: pa.Array) -> Encoded:
+        """Return the tokens of string or large_string `texts`: no nulls, valid UTF-8, any length.
+
+        An empty text gives no tokens. A text that cannot be encoded raises
+        SourceError with its index in `texts`.
+        """
+
+    def decode(self, tokens: Tokens) -> bytes:
+        """Return the text of `tokens`, which may begin and end within a character.
+
+        EOT gives <|endoftext|>. An id that does not exist raises ShardError.
+        """
+
+
+class ReferenceTokenizer:
+    """tiktoken itself, a document at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, table: bytes) -> None:
+        self.vocabulary = vocabulary
+        ranks = parse_ranks(table)
+        self._ids = np.array([*ranks.values(), vocabulary.eot])
+        # Made from its parts, because tiktoken.get_encoding may download.
+        self._encoding = tiktoken.Encoding(
+            vocabulary.name,
+            pat_str=vocabulary.pattern,
+            mergeable_ranks=ranks,
+            special_tokens={EOT_TEXT: vocabulary.eot},
+        )
+
+    def encode(self, texts: pa.Array) -> Encoded:
+        """See Tokenizer."""
+        documents = [np.empty(0, np.uint32)]  # so that the offsets begin with 0
+        documents += (self._encode_one(index, text) for index, text in enumerate(texts.to_pylist()))
+        return Encoded(
+            np.concatenate(documents, dtype=self.vocabulary.token_type, casting="same_kind"),
+            np.cumsum([len(tokens) for tokens in documents], dtype=np.int64),
+        )
+
+    def decode(self, tokens: Tokens) -> bytes:
+        """See Tokenizer."""
+        _refuse_unknown(tokens, self._ids, self.vocabulary)
+        return self._encoding.decode_bytes(tokens.tolist())
+
+    def _encode_one(self, index: int, text: str) -> NDArray[np.uint32]:
+        # Equal to encode_ordinary, but without a Python object per token; and where that panics,
+        # as on a million spaces before a letter, this raises ValueError.
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError:
+            return self.encode_in_pieces(index, text)
+
+    def encode_in_pieces(self, index: int, text: str) -> NDArray[np.uint32]:
+        """Encode a text on which tiktoken's regex engine gives up; `index` names it in errors.
+
+        The same pattern, run by an engine without that limit, splits the text;
+        a piece on its own is split no further. So the tokens are those that
+        tiktoken's definition asks for.
+        """
+        try:
+            pieces = regex.findall(self.vocabulary.pattern, text)
+            parts = [self._encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces]
+        except ValueError as error:
+            raise SourceError(
+                message(
+                    "tiktoken cannot encode a document",
+                    tokenizer=self.vocabulary.name,
+                    document_in_batch=index,
+                    characters=f"{len(text):,}",
+                    reason=error,
+                )
+            ) from error
+        return np.concatenate([np.empty(0, np.uint32), *parts])
+
+
+class BytesTokenizer:
+    """A token is one byte of UTF-8: invertible, needs no files, costs a copy."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._texts = [bytes([byte]) for byte in range(256)] + [EOT_TEXT.encode()]
+
+    def encode(self, texts: pa.Array) -> Encoded:
+        """See Tokenizer."""
+        bounds = _bounds(texts)
+        content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[bounds[0] : bounds[-1]]
+        return Encoded(content.astype(np.uint16), bounds - bounds[0])
+
+    def decode(self, tokens: Tokens) -> bytes:
+        """See Tokenizer."""
+        _refuse_unknown(tokens, np.arange(self.vocabulary.size), self.vocabulary)
+        return b"".join([self._texts[token] for token in tokens.tolist()])
+
+
+def load(vocabulary: Vocabulary, folder: Path) -> Tokenizer:
+    """Return a tokenizer; `folder` is the one that the vocabulary was provided in."""
+    if not vocabulary.table:
+        return BytesTokenizer(vocabulary)
+    return ReferenceTokenizer(vocabulary, read_table(vocabulary, folder))
+
+
+def place_eot(encoded: Encoded, eot: int, side: EotSide) -> Stream:
+    """Return the documents joined, with one EOT before or after each of them.
+
+    A document begins with its EOT if that stands before it. An empty document
+    is its EOT alone.
+    """
+    # On either side, the documents ahead of document i have brought i EOTs with them.
+    starts = encoded.offsets[:-1] + np.arange(len(encoded.offsets) - 1)
+    places = encoded.offsets[:-1] if side == "before" else encoded.offsets[1:]
+    return Stream(np.insert(encoded.tokens, places, eot), starts)
+
+
+def parse_ranks(table: bytes) -> dict[bytes, int]:
+    """Return the rank of every piece in a proven rank table: a line is base64, a space, a number."""
+    pairs = (line.split() for line in table.splitlines())
+    return {binascii.a2b_base64(piece): int(rank) for piece, rank in pairs}
+
+
+def _bounds(texts: pa.Array) -> NDArray[np.int64]:
+    """Return where in the value buffer each text begins, and where the last one ends."""
+    if len(texts) == 0:
+        return np.zeros(1, np.int64)  # Arrow may leave the offsets of an empty array out.
+    width = np.dtype(np.int64 if pa.types.is_large_string(texts.type) else np.int32)
+    first = texts.offset * width.itemsize
+    return np.frombuffer(texts.buffers()[1], width, len(texts) + 1, first).astype(np.int64)
+
+
+def _refuse_unknown(tokens: Tokens, ids: NDArray[np.int64], vocabulary: Vocabulary) -> None:
+    unknown = tokens[~np.isin(tokens, ids)]
+    if len(unknown):
+        raise ShardError(
+            message("a token is not in the vocabulary", token=unknown[0], tokenizer=vocabulary.name)
+        )

@@ -1,0 +1,236 @@
+"""Vocabularies: which ids exist, what defines them, and where their rank tables come from.
+
+A vocabulary is known by the sha256 of its rank table, which tiktoken pins in
+its source and we pin here again; a table is proven every time it is read. The
+tables of gpt2 and cl100k_base ship with the package, so that a machine without
+a network works. Any other table comes through tiktoken's own loading, once, in
+the parent (`provide`). Workers only read (`read_table`): sixteen of them that
+each download the same table are slow at best, and without a network hopeless.
+"""
+
+import difflib
+import hashlib
+import importlib.resources
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fwconvert import atomic
+from fwconvert.config import TokenType
+from fwconvert.errors import ManifestError, UsageError, message
+
+BUNDLED = frozenset({"r50k_base", "cl100k_base"})
+
+BYTES_DEFINITION = b"fwconvert bytes 1: a token is one byte of UTF-8, <|endoftext|> is 256\n"
+
+# The largest table (o200k_base) has 3.6 MB; a damaged file must not fill the memory.
+MOST_TABLE_BYTES = 32 * 2**20
+
+# How text is cut into words before any merging: part of an encoding's definition, so copied
+# to the letter from tiktoken 0.14, tiktoken_ext/openai_public.py (MIT licence, OpenAI).
+_R50K_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+_CL100K_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+_O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """One set of token ids, and what defines it."""
+
+    # As the user says it.
+    name: str
+    # The rank table's name; empty for `bytes`, which needs none.
+    table: str
+    sha256: str
+    # Every id is below it; not every number below it is an id.
+    size: int
+    eot: int
+    pattern: str
+
+    @property
+    def token_type(self) -> TokenType:
+        """The smallest type that holds every id."""
+        return "uint16" if self.size <= 2**16 else "uint32"
+
+    @property
+    def url(self) -> str:
+        """Where tiktoken gets the rank table from."""
+        return f"https://openaipublic.blob.core.windows.net/encodings/{self.table}.tiktoken"
+
+
+_R50K_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+_P50K_SHA256 = "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069"
+_CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+_O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+
+VOCABULARIES = {
+    vocabulary.name: vocabulary
+    for vocabulary in (
+        # tiktoken makes gpt2 from two older files. Its ids are those of r50k_base: a test derives both files.
+        Vocabulary("gpt2", "r50k_base", _R50K_SHA256, 50257, 50256, _R50K_PATTERN),
+        Vocabulary("r50k_base", "r50k_base", _R50K_SHA256, 50257, 50256, _R50K_PATTERN),
+        Vocabulary("p50k_base", "p50k_base", _P50K_SHA256, 50281, 50256, _R50K_PATTERN),
+        Vocabulary("cl100k_base", "cl100k_base", _CL100K_SHA256, 100277, 100257, _CL100K_PATTERN),
+        Vocabulary("o200k_base", "o200k_base", _O200K_SHA256, 200019, 199999, _O200K_PATTERN),
+        Vocabulary("bytes", "", hashlib.sha256(BYTES_DEFINITION).hexdigest(), 257, 256, ""),
+    )
+}
+
+
+def find(name: str) -> Vocabulary:
+    """Return the vocabulary that `name` means, or raise UsageError with the names that exist."""
+    if name in VOCABULARIES:
+        return VOCABULARIES[name]
+    near = difflib.get_close_matches(name.lower(), VOCABULARIES, n=1)
+    raise UsageError(
+        message(
+            "there is no such tokenizer",
+            f"did you mean {near[0]}?" if near else "choose one of the known names",
+            given=repr(name),
+            known=", ".join(VOCABULARIES),
+        )
+    )
+
+
+def provide(vocabulary: Vocabulary, folder: Path) -> None:
+    """Make sure that `read_table(vocabulary, folder)` will work, now and in every worker.
+
+    Parent only. Writes `folder/{sha256}.tiktoken` if the table is not bundled
+    and not there yet; raises UsageError if it cannot be had.
+    """
+    if _is_built_in(vocabulary):
+        read_table(vocabulary, folder)
+    elif not _is_provided(vocabulary, folder):
+        table = _through_tiktoken(vocabulary)
+        atomic.make_folder(folder)
+        atomic.replace(_provided(vocabulary, folder), table)
+
+
+def read_table(vocabulary: Vocabulary, folder: Path) -> bytes:
+    """Return the rank table (for `bytes`, its definition), proven by its sha256.
+
+    Reads the package and `folder`, never the network. A table that is missing
+    or not the pinned one raises ManifestError.
+    """
+    if not vocabulary.table:
+        return BYTES_DEFINITION
+    where, table = _bundled(vocabulary) if _is_built_in(vocabulary) else _from_folder(vocabulary, folder)
+    if _sha256(table) != vocabulary.sha256:
+        raise ManifestError(_wrong_table(vocabulary, where, _sha256(table)))
+    return table
+
+
+def _is_built_in(vocabulary: Vocabulary) -> bool:
+    return not vocabulary.table or vocabulary.table in BUNDLED
+
+
+def _bundled(vocabulary: Vocabulary) -> tuple[str, bytes]:
+    import zstandard  # noqa: PLC0415  (`--help` and `status` must not pay for it)
+
+    file = importlib.resources.files("fwconvert") / "vocabularies" / f"{vocabulary.table}.tiktoken.zst"
+    try:
+        # decompress(max_output_size=) would believe the size in the frame's header; a reader does not.
+        with file.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as reader:
+            return str(file), reader.read(MOST_TABLE_BYTES)
+    except (OSError, zstandard.ZstdError) as error:
+        raise ManifestError(_wrong_table(vocabulary, str(file), error)) from error
+
+
+def _from_folder(vocabulary: Vocabulary, folder: Path) -> tuple[str, bytes]:
+    path = _provided(vocabulary, folder)
+    try:
+        return str(path), _read(path)
+    except OSError as error:
+        raise ManifestError(_wrong_table(vocabulary, str(path), error)) from error
+
+
+def _provided(vocabulary: Vocabulary, folder: Path) -> Path:
+    return folder / f"{vocabulary.sha256}.tiktoken"
+
+
+def _is_provided(vocabulary: Vocabulary, folder: Path) -> bool:
+    try:
+        return _sha256(_read(_provided(vocabulary, folder))) == vocabulary.sha256
+    except OSError:
+        return False
+
+
+def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
+    """Return the proven table from tiktoken's cache or else from its URL, or raise UsageError."""
+    from tiktoken.load import read_file_cached  # noqa: PLC0415  (as above)
+
+    try:
+        _refuse_wrong_cache(vocabulary)
+        table = read_file_cached(vocabulary.url, vocabulary.sha256)
+    except (OSError, ValueError) as error:  # all that requests raises is an OSError
+        raise UsageError(_cannot_be_had(vocabulary, error)) from error
+    # tiktoken does not compare the hash when its cache is switched off.
+    if _sha256(table) != vocabulary.sha256:
+        raise UsageError(_cannot_be_had(vocabulary, f"what came has sha256 {_sha256(table)}"))
+    return table
+
+
+def _refuse_wrong_cache(vocabulary: Vocabulary) -> None:
+    # tiktoken removes a cached file whose hash is wrong and then downloads. Without a network
+    # nothing would be left, not even the evidence.
+    path = _cached(vocabulary)
+    if path is not None and path.exists() and (found := _sha256(_read(path))) != vocabulary.sha256:
+        raise ValueError(f"the file in tiktoken's cache has sha256 {found}; it was left alone")
+
+
+def _cached(vocabulary: Vocabulary) -> Path | None:
+    """Return the file in tiktoken's cache, by tiktoken's rules; None if the cache is switched off."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    if folder is None:
+        folder = str(Path(tempfile.gettempdir()) / "data-gym-cache")
+    return Path(folder).absolute() / _cached_name(vocabulary) if folder else None
+
+
+def _cached_name(vocabulary: Vocabulary) -> str:
+    return hashlib.sha1(vocabulary.url.encode(), usedforsecurity=False).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_TABLE_BYTES)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _wrong_table(vocabulary: Vocabulary, where: str, found: object) -> str:
+    return message(
+        "a rank table is not what it should be",
+        "install fwconvert again" if _is_built_in(vocabulary) else "run the same command again",
+        tokenizer=vocabulary.name,
+        file=where,
+        wanted_sha256=vocabulary.sha256,
+        found=found,
+    )
+
+
+def _cannot_be_had(vocabulary: Vocabulary, reason: object) -> str:
+    cached = _cached(vocabulary)
+    return message(
+        "the rank table of this tokenizer cannot be had",
+        f"put the file of that url at that place and set TIKTOKEN_CACHE_DIR={cached.parent}"
+        if cached
+        else f"set TIKTOKEN_CACHE_DIR to a folder that holds that file as {_cached_name(vocabulary)}",
+        "or choose gpt2 or cl100k_base, whose tables come with fwconvert",
+        tokenizer=vocabulary.name,
+        reason=reason,
+        url=vocabulary.url,
+        sha256=vocabulary.sha256,
+        place=cached or "none: TIKTOKEN_CACHE_DIR is empty, which switches tiktoken's cache off",
+    )
