@@ -1,0 +1,189 @@
+"""The command line: words in, an exit code out.
+
+Exit codes: 0 done; 1 not done or not right; 2 the caller's mistake, and nothing
+was written; 130 and 143 stopped by the user (SIGINT, SIGTERM).
+"""
+
+import argparse
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from fwconvert import commands
+from fwconvert.config import parse_count
+from fwconvert.errors import FwconvertError, UsageError, message
+
+_DESCRIPTION = """\
+FineWeb-Edu parquet in, exact fixed-size token shards out.
+
+  fwconvert --version demo                  try it: offline, in seconds
+  fwconvert --source DIR --out OUT          convert parquet files that are here
+  fwconvert plan    [the same options]      what it would need; changes nothing
+  fwconvert status  OUT                     how far a run is
+  fwconvert verify  OUT                     prove every file of a run
+  fwconvert show    OUT SHARD               read the documents of a token shard
+
+The same command goes on after any crash. To start over, remove the folder.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code. Errors are printed, never raised."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except UsageError as error:
+        return _complain(error, 2)
+    except FwconvertError as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return _complain("stopped", 130)
+    except BrokenPipeError:  # Our reader went away (… | head): no reason to complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001  # a person should not have to read a traceback
+        if os.environ.get("FWCONVERT_DEBUG"):
+            traceback.print_exc()
+        return _complain(f"{type(error).__name__}: {error}\n  -> set FWCONVERT_DEBUG=1 to see where", 1)
+    return code
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"fwconvert: {error}", file=sys.stderr)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    parsers = {
+        "plan": (_plan_parser, commands.plan),
+        "status": (_status_parser, commands.status),
+        "verify": (_verify_parser, commands.verify),
+        "show": (_show_parser, commands.show),
+    }
+    if not argv or argv[0].startswith("-"):
+        return commands.convert(_convert_parser().parse_args(argv))
+    if argv[0] not in parsers:
+        close = difflib.get_close_matches(argv[0], parsers, n=1)
+        meant = [f"did you mean {word}?" for word in close]
+        known = f"the commands are {', '.join(parsers)}; no command word means: convert"
+        raise UsageError(message("there is no command of this name", *meant, known, given=argv[0]))
+    make, command = parsers[argv[0]]
+    return command(make().parse_args(argv[1:]))
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    program = "fwconvert" if not name else f"fwconvert {name}"
+    return argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _convert_parser() -> argparse.ArgumentParser:
+    parser = _parser("", _DESCRIPTION)
+    parser.add_argument(
+        "--about", action="version", version=f"fwconvert {_version()}", help="show the version"
+    )
+    _add_recipe(parser)
+    group = parser.add_argument_group("options (they do not change a byte of the output)")
+    _add_out(group)
+    group.add_argument("--quiet", action="store_true", help="print errors only")
+    return parser
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "plan", "Show what a run would need: files, tokens, token shards, disk. Changes nothing."
+    )
+    _add_recipe(parser)
+    _add_out(parser.add_argument_group("options"))
+    _add_json(parser)
+    return parser
+
+
+def _status_parser() -> argparse.ArgumentParser:
+    parser = _parser("status", "Show how far a run is, and what failed. Exit code 0: complete; 1: not yet.")
+    _add_run(parser)
+    _add_json(parser)
+    return parser
+
+
+def _verify_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "verify",
+        "Prove every file of a run: sizes, sha256, totals, document index, token ids. Exit code 1: problems.",
+    )
+    _add_run(parser)
+    _add_json(parser)
+    return parser
+
+
+def _show_parser() -> argparse.ArgumentParser:
+    parser = _parser("show", "Decode the first documents of a token shard.")
+    _add_run(parser)
+    parser.add_argument("shard", metavar="SHARD", help="a token shard's name, or an unambiguous part of it")
+    parser.add_argument("--documents", metavar="N", type=_count(1), default=3, help="how many (default 3)")
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", type=Path, help="the output folder of a run")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_argument_group("what to convert")
+    source.add_argument("--version", metavar="NAME", help="10B, 100B, 350B, full, demo, or a manifest file")
+    source.add_argument("--source", metavar="DIR|GLOB|FILE", help="parquet files on this machine")
+    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text")
+    recipe = parser.add_argument_group("what to make (part of the recipe)")
+    add = recipe.add_argument
+    add("--tokenizer", metavar="NAME", default="gpt2",
+        help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
+    add("--eot", choices=("before", "after"), default="before",
+        help="where a document has its separator (default: before, as llm.c)")  # fmt: skip
+    add("--shard-tokens", metavar="N", type=_count(1), help="tokens in a shard (default: 100M; demo: 250k)")
+    add("--val-tokens", metavar="N", type=_count(0),
+        help="tokens for validation, from the first source (default: one shard; 0: none)")  # fmt: skip
+    add("--layout", choices=("independent", "contiguous"), default="independent",
+        help="independent (default): shards per source; contiguous: one stream, as llm.c")  # fmt: skip
+    add("--name", metavar="PREFIX", default="edu_fineweb", help="how file names begin (default: edu_fineweb)")
+
+
+def _add_out(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--out", metavar="DIR", type=Path, help="output folder (default: edu_fineweb{VERSION})"
+    )
+    group.add_argument(
+        "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
+    )
+    group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = parse_count(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
+        return number
+
+    return parse
+
+
+def _version() -> str:
+    try:
+        return metadata.version("fwconvert")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

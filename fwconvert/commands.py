@@ -1,0 +1,284 @@
+"""What each command does, and what it prints.
+
+Results go to standard output, progress and errors to standard error. What does
+the work is imported when a command needs it, so that `--help` and `status` are
+instant.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from fwconvert import records
+from fwconvert.config import Options, Recipe
+from fwconvert.errors import UsageError, message
+from fwconvert.records import Part
+
+if TYPE_CHECKING:
+    from fwconvert.plan import Plan
+    from fwconvert.run import Result
+    from fwconvert.show import Document
+    from fwconvert.status import Status
+    from fwconvert.verify import Report
+    from fwconvert.work import StopSwitch
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Convert, and say what came of it."""
+    from fwconvert import progress, run  # noqa: PLC0415
+
+    recipe, options = _asked(args)
+    with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
+        result = run.convert(recipe, options, observer, stop.switch)
+    if not args.quiet:
+        print(_outcome(result, recipe))
+    if result.complete and args.version == "demo" and not args.quiet:
+        print(_what_next(result))
+    for failed in result.failed:
+        print(f"fwconvert: {failed.path} failed: {failed.reason}", file=sys.stderr)
+    if result.stopped:
+        return 128 + stop.signal
+    return 0 if result.complete else 1
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Show what a run would need."""
+    from fwconvert import run  # noqa: PLC0415
+    from fwconvert.folder import RunFolder  # noqa: PLC0415
+
+    recipe, options = _asked(args)
+    needed = run.plan_for(recipe, options)
+    out = options.out.absolute()
+    free, there = run.free_bytes(out), run.bytes_there(RunFolder(out))
+    shown = PlanReport(
+        dataset=recipe.source.dataset,
+        revision=recipe.source.revision,
+        out=str(options.out),
+        plan=records.as_builtin(needed),
+        disk_needed=needed.output_bytes + needed.working_bytes,
+        disk_used_already=there,
+        disk_free=free,
+    )
+    _print_json(shown) if args.json else print(_plan_text(shown, needed, recipe))
+    return 0
+
+
+def status(args: argparse.Namespace) -> int:
+    """Show how far a run is; the exit code tells whether it is complete."""
+    from fwconvert.status import status as look  # noqa: PLC0415
+
+    found = look(args.out)
+    _print_json(found) if args.json else print(_status_text(found))
+    return 0 if found.complete else 1
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Prove a run."""
+    from fwconvert.verify import verify as prove  # noqa: PLC0415
+
+    report = prove(args.out)
+    _print_json(report) if args.json else print(_verify_text(report, args.out))
+    return 0 if report.ok else 1
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the first documents of a token shard."""
+    from fwconvert.show import documents  # noqa: PLC0415
+
+    line, found = documents(args.out, args.shard, args.documents)
+    print(f"{line.name}: {line.tokens:,} tokens, {line.documents:,} documents start in it")
+    for document in found:
+        print(_document_text(document))
+    return 0
+
+
+class PlanReport(Part, frozen=True):
+    """What `plan --json` prints."""
+
+    dataset: str
+    revision: str
+    out: str
+    plan: dict[str, object]
+    disk_needed: int
+    disk_used_already: int
+    disk_free: int
+
+
+class _Stopping:
+    """A stop switch that remembers which signal asked first."""
+
+    def __init__(self, switch: "StopSwitch") -> None:
+        self.switch = switch
+        self.signal = int(signal.SIGINT)
+
+    def ask(self, number: int, _: FrameType | None) -> None:
+        if not self.switch.asked:
+            self.signal = number
+        self.switch.ask()
+
+
+@contextmanager
+def _stopping() -> Iterator[_Stopping]:
+    """Let SIGINT and SIGTERM ask for a stop instead of ending the process anywhere."""
+    from fwconvert.work import StopSwitch  # noqa: PLC0415
+
+    stopping = _Stopping(StopSwitch())
+    before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
+    from fwconvert.request import Request, resolve  # noqa: PLC0415
+
+    out = args.out or _default_out(args.version, args.source)
+    recipe, root = resolve(
+        Request(
+            version=args.version,
+            source=args.source,
+            tokenizer=args.tokenizer,
+            eot=args.eot,
+            text_column=args.text_column,
+            shard_tokens=args.shard_tokens,
+            val_tokens=args.val_tokens,
+            layout=args.layout,
+            name=args.name,
+        )
+    )
+    return recipe, Options(out=out, root=root, workers=args.workers, check_disk=not args.no_disk_check)
+
+
+def _default_out(version: str | None, source: str | None) -> Path:
+    if version is None and source is not None:
+        raise UsageError(message("no output folder was named", "pass --out DIR"))
+    return Path(f"edu_fineweb{Path(version or '').stem}")
+
+
+def _print_json(value: object) -> None:
+    print(records.encode(value).decode())
+
+
+def _outcome(result: "Result", recipe: Recipe) -> str:
+    head = result.headline
+    rows = {"folder": result.out, "tokens": f"{head.tokens:,} of {head.documents:,} documents"}
+    rows["shards"] = f"{head.train_shards:,} for training, {head.val_shards} for validation"
+    if head.null_rows or head.empty_rows:
+        rows["skipped"] = f"{head.null_rows:,} null rows, {head.empty_rows:,} empty rows"
+    if result.session_tokens:
+        rate = result.session_tokens / max(result.seconds, 1e-9)
+        rows["time"] = f"{result.seconds:,.1f} s, {rate:,.0f} tokens/s"
+    return message(_how_it_went(result, recipe), *_advice(result, recipe), **rows)
+
+
+def _how_it_went(result: "Result", recipe: Recipe) -> str:
+    jobs, done = len(recipe.source.files), result.headline.jobs_done
+    if result.untouched:
+        return "all is done already; nothing was changed"
+    if result.complete:
+        return f"done: all {jobs} sources are converted"
+    reason = "stopped" if result.stopped else "not done"
+    return f"{reason}: {done} of {jobs} sources are converted, {len(result.failed)} failed"
+
+
+def _advice(result: "Result", recipe: Recipe) -> list[str]:
+    if not result.complete:
+        return ["run the same command again: it goes on where it stopped"]
+    if recipe.rules.val_tokens and not result.headline.val_shards:
+        few = f"there is no validation shard: fewer than {recipe.rules.val_tokens:,} tokens to take it from"
+        return [few, "everything is kept as training data; see --val-tokens"]
+    return []
+
+
+def _what_next(result: "Result") -> str:
+    from fwconvert import run_manifest, show  # noqa: PLC0415
+    from fwconvert.folder import RunFolder  # noqa: PLC0415
+
+    manifest = run_manifest.read(RunFolder(result.out))
+    line = next(line for line in manifest.shards if line.split == "train")
+    _, found = show.documents(result.out, line.name, 1)
+    first = _printable(found[0].text.strip().splitlines()[0])
+    out = _short(result.out)
+    return "\n".join(
+        [
+            "",
+            f"The first line in {line.name}:",
+            f"  {first[:200]}",
+            "",
+            "Read a token shard:",
+            "  import numpy as np",
+            f'  tokens = np.memmap("{out}/{line.name}", np.{manifest.rules.token_type}, "r", offset=1024)',
+            f'  starts = np.fromfile("{out}/index/{Path(line.name).stem}.docs", "<u4").reshape(-1, 2)[:, 0]',
+            "",
+            "What else there is:",
+            f"  fwconvert verify {out}",
+            f"  fwconvert show {out} {line.name}",
+            "  fwconvert plan --version 10B",
+        ]
+    )
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
+    largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
+    short = shown.disk_needed - shown.disk_used_already - shown.disk_free
+    rows: dict[str, object] = {
+        "source": " ".join(filter(None, (shown.dataset, shown.revision, recipe.source.folder))),
+        "files": f"{needed.files:,}",
+        "bytes": f"{needed.source_bytes:,}",
+        "tokens": f"about {needed.tokens:,} ({recipe.rules.tokenizer})",
+        "token_shards": f"about {needed.shards:,} of {recipe.rules.shard_tokens:,} tokens",
+        "output": f"about {needed.output_bytes:,} bytes in {shown.out}",
+        "disk_needed": f"about {shown.disk_needed:,} bytes, of which {shown.disk_used_already:,} are there",
+        "disk_free": f"{shown.disk_free:,} bytes" + (f" ({short:,} too few)" if short > 0 else ""),
+        "largest_job": largest,
+    }
+    return message("this is what the run needs", **rows)
+
+
+def _status_text(found: "Status") -> str:
+    share = found.source_bytes_done / max(1, found.source_bytes)
+    state = "complete" if found.complete else "not complete"
+    rows: dict[str, object] = {
+        "jobs": f"{found.jobs_done:,} of {found.jobs:,} done ({share:.0%} of the bytes)",
+        "tokens": f"{found.tokens:,} of {found.documents:,} documents",
+        "shards": f"{found.shards:,}",
+        "at_work": found.at_work or "nobody",
+    }
+    if found.null_rows or found.empty_rows:
+        rows["skipped"] = f"{found.null_rows:,} null rows, {found.empty_rows:,} empty rows"
+    failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
+    return "\n".join([message(f"{found.folder}: {state}", **rows), *failures])
+
+
+def _verify_text(report: "Report", out: Path) -> str:
+    problems = [f"  {problem.file}: {problem.what}" for problem in report.problems]
+    verdict = "all is right" if report.ok else f"{len(problems):,} problems"
+    rows = {"files": f"{report.files:,}", "bytes": f"{report.bytes:,}", "tokens": f"{report.tokens:,}"}
+    rows["documents"] = f"{report.documents:,}"
+    return "\n".join([message(f"{out}: {verdict}", **rows), *problems])
+
+
+def _document_text(document: "Document") -> str:
+    if document.row is None:
+        title = f"--- the middle of a document of {document.source}, {document.tokens:,} tokens"
+    else:
+        cut = "" if document.whole else " (it may go on in another shard)"
+        where = f"row {document.row:,} of {document.source}"
+        title = f"--- document {document.number}: {where}, {document.tokens:,} tokens{cut}"
+    return f"\n{title}\n{_printable(document.text)}"
+
+
+def _printable(text: str) -> str:
+    """Return text from the web in a form that cannot command a terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

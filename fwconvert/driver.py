@@ -1,0 +1,147 @@
+"""Hand out orders, and decide what to do when one fails.
+
+The policy is here and not in an engine, so that it is the same everywhere:
+
+- an order's own error is retried a little, then the order is given up and the
+  others go on;
+- a lost worker is retried more often, because it is seldom the order's fault;
+  after a kill from outside (memory) with half the concurrency;
+- an output error stops everything at once and is never counted against an order;
+- a wish to stop lets the workers stop at a safe place; a second one kills them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fwconvert.engine import Engine, Progress
+from fwconvert.errors import OutputError, Stopped
+from fwconvert.orders import Failure, Order, Outcome
+from fwconvert.receipt import JoinReceipt, Receipt
+
+JOB_TRIES = 2
+LOST_TRIES = 5
+
+_TICK_SECONDS = 0.25
+# How long workers may take to stop at the next batch: Slurm and Kubernetes kill after 30 s.
+_GRACE_SECONDS = 10.0
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def done(self, order: Order, receipt: Receipt | JoinReceipt) -> None:
+        """An order was carried out; its receipt is on the disk."""
+
+    def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
+        """An attempt failed. `final`: the order was given up."""
+
+    def tick(self, running: list[Progress]) -> None:
+        """Some time has passed. Raises Stopped when the user wants to stop."""
+
+    def impatient(self) -> bool:
+        """Tell whether the user asked a second time to stop."""
+
+
+@dataclass
+class _State:
+    """An order and what became of its attempts."""
+
+    order: Order
+    job_failures: int = 0
+    lost: int = 0
+
+    def count(self, failure: Failure) -> bool:
+        """Count a failed attempt; tell whether it was the last."""
+        if failure.kind == "lost":
+            self.lost += 1
+        else:
+            self.job_failures += 1
+        return self.job_failures >= JOB_TRIES or self.lost >= LOST_TRIES
+
+
+@dataclass
+class _Flight:
+    engine: Engine
+    watcher: Watcher
+    waiting: deque[_State]
+    flying: "dict[Future[Outcome], _State]" = field(default_factory=dict)
+    # The orders whose workers were killed from outside, until they are settled.
+    suspects: set[str] = field(default_factory=set)
+
+    def fill(self) -> None:
+        """Start as many orders as may run."""
+        while self.waiting and len(self.flying) < self._limit():
+            state = self.waiting.popleft()
+            self.flying[self.engine.submit(state.order)] = state
+
+    def land(self, seconds: float) -> None:
+        """Wait for orders to finish and settle each of them."""
+        if not self.flying:
+            return
+        finished, _ = wait(self.flying, seconds, FIRST_COMPLETED)
+        for future in finished:
+            self._settle(self.flying.pop(future), self.engine.outcome(future))
+
+    def _limit(self) -> int:
+        return max(1, self.engine.slots // 2) if self.suspects else self.engine.slots
+
+    def _settle(self, state: _State, outcome: Outcome) -> None:
+        self.suspects.discard(state.order.key)
+        if not isinstance(outcome, Failure):
+            self.watcher.done(state.order, outcome)
+        elif outcome.kind == "output":
+            raise OutputError(outcome.message)
+        elif outcome.kind == "stopped":
+            raise Stopped(outcome.message)
+        else:
+            self._retry(state, outcome)
+
+    def _retry(self, state: _State, failure: Failure) -> None:
+        final = state.count(failure)
+        self.watcher.failed(state.order, failure, final=final)
+        if final:
+            return
+        if failure.killed:
+            self.suspects.add(state.order.key)
+        if failure.kind == "lost":
+            self.waiting.appendleft(state)
+        else:  # Later, when a passing fault may have passed.
+            self.waiting.append(state)
+
+
+def drive(orders: Iterable[Order], engine: Engine, watcher: Watcher) -> None:
+    """Carry out all orders; those given up have been told to the watcher.
+
+    Raises OutputError if the output cannot be written, and Stopped if the
+    watcher does. By then no worker is at work any more.
+    """
+    flight = _Flight(engine, watcher, deque(_State(order) for order in orders))
+    try:
+        while flight.waiting or flight.flying:
+            flight.fill()
+            flight.land(_TICK_SECONDS)
+            watcher.tick(engine.progress())
+    except BaseException:
+        _wind_down(flight)
+        raise
+
+
+def _wind_down(flight: _Flight) -> None:
+    """Let the workers stop; what they finish meanwhile still counts."""
+    flight.engine.stop()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while flight.flying and time.monotonic() < deadline and not flight.watcher.impatient():
+        _land_quietly(flight)
+    if flight.flying:
+        flight.engine.kill()
+        wait(flight.flying)
+
+
+def _land_quietly(flight: _Flight) -> None:
+    with suppress(OutputError, Stopped):  # Already on the way down, for a reason of its own.
+        flight.land(0.05)

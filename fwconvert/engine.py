@@ -1,0 +1,212 @@
+"""Where orders are carried out: spawned processes on this machine.
+
+N slots, each a ProcessPoolExecutor of one worker. One pool of N would lose
+innocents: when a worker is killed, every order in its pool is lost and nobody
+can tell which of them did it.
+
+Workers never import the caller's script. Spawn would run it again in each of
+them, which is the bootstrap crash that every unguarded conversion script meets.
+"""
+
+import multiprocessing
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from ctypes import c_int64
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol, Self
+
+from fwconvert import process
+from fwconvert.errors import message
+from fwconvert.orders import Failure, Order, Outcome
+from fwconvert.process import DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one order in flight is. `fraction` goes from 0 to 1."""
+
+    order: Order
+    fraction: float
+    tokens: int
+    text_bytes: int
+
+
+class Engine(Protocol):
+    """Carries out orders side by side. The driver owns retries, so that every engine behaves alike."""
+
+    slots: int
+
+    def submit(self, order: Order) -> "Future[Outcome]":
+        """Start an order on a free slot."""
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return what became of a finished order; a dead worker is a Failure too."""
+
+    def progress(self) -> list[Progress]:
+        """Return how far the orders in flight are."""
+
+    def stop(self) -> None:
+        """Ask all workers to stop at the next safe place."""
+
+    def kill(self) -> None:
+        """End all workers at once."""
+
+
+@dataclass
+class _Slot:
+    board: Board
+    log: Path
+    executor: ProcessPoolExecutor | None = None
+    process: BaseProcess | None = None
+    order: Order | None = None
+    future: "Future[Outcome] | None" = None
+
+    @property
+    def free(self) -> bool:
+        # Until its outcome has been asked for, a finished order still has its slot.
+        return self.future is None
+
+
+@dataclass
+class LocalEngine:
+    """Spawned processes on this machine; made when first needed, all gone after the `with` block."""
+
+    slots: int
+    logs: Path
+    session: str
+    _slots: list[_Slot] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for slot in self._slots:
+            _retire(slot)
+            with suppress(OSError):
+                if slot.log.stat().st_size == 0:
+                    slot.log.unlink()
+
+    def submit(self, order: Order) -> "Future[Outcome]":
+        """Start an order on a free slot, with a new worker if the slot has none."""
+        slot = next((slot for slot in self._slots if slot.free), None) or self._add_slot()
+        if slot.executor is None:
+            slot.executor = self._executor(slot)
+        for at in range(1, len(slot.board)):
+            slot.board[at] = 0
+        slot.order = order
+        with _signals_held(), _main_hidden():
+            before = set(multiprocessing.active_children())
+            slot.future = slot.executor.submit(_carry_out, order)
+            started = set(multiprocessing.active_children()) - before
+        slot.process = next(iter(started), slot.process)
+        return slot.future
+
+    def outcome(self, future: "Future[Outcome]") -> Outcome:
+        """Return what became of a finished order; rebuild its slot if the worker died."""
+        slot = next(slot for slot in self._slots if slot.future is future)
+        slot.future = None
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            _retire(slot)
+            return _lost(slot)
+
+    def progress(self) -> list[Progress]:
+        """Return how far the orders in flight are, as the workers' boards say."""
+        busy = [(slot.order, slot.board) for slot in self._slots if slot.order and not slot.free]
+        return [
+            Progress(order, board[DONE] / max(1, board[TOTAL]), board[TOKENS], board[TEXT_BYTES])
+            for order, board in busy
+        ]
+
+    def stop(self) -> None:
+        """Ask all workers to stop at the next safe place."""
+        for slot in self._slots:
+            slot.board[STOP] = 1
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+
+    def _add_slot(self) -> _Slot:
+        log = self.logs / f"{self.session}-worker-{len(self._slots)}.log"
+        slot = _Slot(_SPAWN.RawArray(c_int64, process.BOARD_SIZE), log)
+        self._slots.append(slot)
+        return slot
+
+    def _executor(self, slot: _Slot) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            max_workers=1, mp_context=_SPAWN, initializer=process.start, initargs=(slot.board, str(slot.log))
+        )
+
+
+def _carry_out(order: Order) -> Outcome:
+    from fwconvert.worker import perform  # noqa: PLC0415  # heavy (pyarrow, the tokenizer): in the worker only
+
+    return perform(order)
+
+
+def _retire(slot: _Slot) -> None:
+    if slot.executor is not None:
+        slot.executor.shutdown(wait=True, cancel_futures=True)
+        slot.executor = None
+
+
+def _lost(slot: _Slot) -> Failure:
+    code = slot.process.exitcode if slot.process is not None else None
+    killed = code == -int(getattr(signal, "SIGKILL", 9))
+    hint = "the kernel kills the largest process when memory runs out" if killed else _last_line(slot.log)
+    text = message("the worker process died", ended_by=_ended_by(code), hint=hint)
+    return Failure("lost", text, killed=killed)
+
+
+def _ended_by(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _last_line(log: Path) -> str:
+    with suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return next((line for line in reversed(lines) if "rror" in line), f"see {log}")
+    return "none"
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let a new process begin with Ctrl-C blocked; it unblocks it once it ignores it.
+
+    Otherwise a Ctrl-C during its start-up would print a traceback of Python's own.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

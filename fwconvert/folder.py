@@ -1,0 +1,207 @@
+"""The run's folder: where everything in it lies, and who may write there.
+
+Correctness needs no lock (receipts are idempotent); the lock is a guard rail
+against a second session that would do all the work twice.
+"""
+
+import errno
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fwconvert import atomic, names
+from fwconvert.errors import UsageError, message
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+# Windows locks bytes, not files: lock one far behind the text, so that others can read who holds it.
+_LOCKED_BYTE = 2**20
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run."""
+
+    path: Path
+
+    @property
+    def private(self) -> Path:
+        """Everything but the output."""
+        return self.path / ".fwconvert"
+
+    @property
+    def index(self) -> Path:
+        """The document indexes."""
+        return self.path / "index"
+
+    @property
+    def manifest(self) -> Path:
+        """The run manifest."""
+        return self.path / "manifest.json"
+
+    @property
+    def plan(self) -> Path:
+        """The recipe with all its sources; written once."""
+        return self.private / "plan.json"
+
+    @property
+    def receipts(self) -> Path:
+        """One receipt for each finished job."""
+        return self.private / "receipts"
+
+    @property
+    def joins(self) -> Path:
+        """One receipt for each finished joined shard."""
+        return self.private / "joins"
+
+    @property
+    def quarantine(self) -> Path:
+        """One record for each job that was given up."""
+        return self.private / "quarantine"
+
+    @property
+    def tails(self) -> Path:
+        """The tails that wait for the join."""
+        return self.private / "tails"
+
+    @property
+    def temporary(self) -> Path:
+        """Files under construction."""
+        return self.private / "temporary"
+
+    @property
+    def sessions(self) -> Path:
+        """One record for each session."""
+        return self.private / "sessions"
+
+    @property
+    def vocabularies(self) -> Path:
+        """Rank tables that do not ship with the package."""
+        return self.private / "vocabularies"
+
+    @property
+    def logs(self) -> Path:
+        """What workers and libraries print."""
+        return self.private / "logs"
+
+    def shard(self, name: str) -> Path:
+        """Return the path of a token shard."""
+        return self.path / name
+
+    def shard_index(self, name: str) -> Path:
+        """Return the path of the document index of a token shard."""
+        return self.index / names.index(name)
+
+    def receipt(self, key: str) -> Path:
+        """Return the path of a job's receipt."""
+        return self.receipts / f"{key}.json"
+
+    def quarantined(self, key: str) -> Path:
+        """Return the path of the record of a job that was given up."""
+        return self.quarantine / f"{key}.json"
+
+    def join(self, name: str) -> Path:
+        """Return the path of the receipt of a joined shard."""
+        return self.joins / f"{name}.json"
+
+    def tail(self, key: str) -> Path:
+        """Return the path of a job's tail."""
+        return self.tails / f"{key}.tail"
+
+    def tail_index(self, key: str) -> Path:
+        """Return the path of the document index of a job's tail."""
+        return self.tails / f"{key}.docs"
+
+    def make(self) -> None:
+        """Make all the folders."""
+        for folder in (
+            self.path, self.private, self.index, self.receipts, self.joins, self.quarantine,
+            self.tails, self.temporary, self.sessions, self.logs,
+        ):  # fmt: skip
+            atomic.make_folder(folder)
+
+
+class Lock:
+    """The right to run a session on a folder; the kernel frees it when its holder dies."""
+
+    def __init__(self, folder: RunFolder, session: str) -> None:
+        path = folder.private / "lock"
+        with atomic.writing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _lock_soon(self._descriptor):
+            who = _text(self._descriptor)
+            os.close(self._descriptor)
+            raise UsageError(
+                message(
+                    "another session is at work on this folder",
+                    "wait for it, or stop it with Ctrl-C or kill",
+                    folder=folder.path,
+                    held_by=who,
+                )
+            )
+        with atomic.writing(path):
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, _who(session))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+
+def holder(folder: RunFolder) -> str:
+    """Return who is at work on the folder ("pid 7 on host h, session s"), or "" if nobody is."""
+    path = folder.private / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return ""
+    try:
+        return "" if _try_lock(descriptor) else _text(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _who(session: str) -> bytes:
+    return f"pid {os.getpid()} on host {socket.gethostname()}, session {session}\n".encode()
+
+
+def _text(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
+
+
+def _lock_soon(descriptor: int) -> bool:
+    """Try for half a second: `status` holds the lock for an instant when it looks."""
+    for _ in range(10):
+        if _try_lock(descriptor):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            finally:
+                os.lseek(descriptor, 0, os.SEEK_SET)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks (some network ones): go on, correctness does not need it.
+        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True

@@ -1,0 +1,91 @@
+"""What crosses from the driver to a worker and back: plain values, never a live object.
+
+A tokenizer, a lock or an open file in here would be the "cannot pickle CoreBPE"
+failure that this tool was made to end.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fwconvert import names
+from fwconvert.config import Rules, SourceShard
+from fwconvert.receipt import JoinReceipt, Receipt, Segment
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What all orders of a session have in common."""
+
+    out: Path
+    recipe_id: str
+    rules: Rules
+    block_digits: int
+    session: str
+
+
+@dataclass(frozen=True)
+class ConvertOrder:
+    """Convert one source shard: one job."""
+
+    context: RunContext
+    source: SourceShard
+    source_index: int
+    # Where the source lies on this machine.
+    file: Path
+
+    @property
+    def key(self) -> str:
+        """The order's name in file names."""
+        return names.job_key(self.source.path)
+
+    @property
+    def title(self) -> str:
+        """The order's name for people."""
+        return self.source.path
+
+
+@dataclass(frozen=True)
+class JoinOrder:
+    """Make one joined shard from tails; `tails` are the keys of the jobs of its segments."""
+
+    context: RunContext
+    name: str
+    split: names.Split
+    segments: tuple[Segment, ...]
+    tails: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The order's name in file names."""
+        return self.name
+
+    @property
+    def title(self) -> str:
+        """The order's name for people."""
+        return self.name
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the shard has."""
+        return sum(segment.tokens for segment in self.segments)
+
+
+Order = ConvertOrder | JoinOrder
+
+# job: its own error. output: nobody's, the run stops. stopped: the user's wish. lost: the worker died.
+FailureKind = Literal["job", "output", "stopped", "lost"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an order was not carried out."""
+
+    kind: FailureKind
+    message: str
+    traceback: str = ""
+    # Killed from outside, as the kernel does when memory runs out.
+    killed: bool = False
+
+
+Outcome = Receipt | JoinReceipt | Failure

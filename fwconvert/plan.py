@@ -1,0 +1,136 @@
+"""What a run will need, before it begins: tokens, token shards, disk.
+
+Pure arithmetic on sizes. Tokens are estimates until the text is read; the
+ratios were measured on FineWeb-Edu and are said to be estimates wherever they
+are shown.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fwconvert.config import Recipe, Rules, SourceShard, Totals
+from fwconvert.errors import UsageError, message
+
+# Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
+_TEXT_BYTES_PER_TOKEN = {
+    "gpt2": 4.63, "r50k_base": 4.63, "p50k_base": 4.63, "cl100k_base": 4.7, "o200k_base": 4.75, "bytes": 1.0,
+}  # fmt: skip
+
+# Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
+_PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
+_TEXT_BYTES_PER_DOCUMENT = 4750
+
+_INDEX_ENTRY_BYTES = 8
+_HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """The text of one source shard: counted in its footer, or estimated from its size."""
+
+    rows: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need. Everything about tokens is an estimate."""
+
+    files: int
+    source_bytes: int
+    rows: int
+    text_bytes: int
+    tokens: int
+    shards: int
+    output_bytes: int
+    # Beyond the output, while it runs: shards under construction and tails that are being joined.
+    working_bytes: int
+    largest_path: str
+    largest_bytes: int
+    largest_tokens: int
+
+
+def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> dict[str, Size]:
+    """Return the size of each file: as seen in its footer, or guessed from the ones seen.
+
+    If none was seen, as if all were FineWeb-Edu.
+    """
+    bytes_seen = sum(file.bytes for file in files if file.path in seen)
+    if bytes_seen:
+        text = sum(size.text_bytes for size in seen.values()) / bytes_seen
+        rows = sum(size.rows for size in seen.values()) / bytes_seen
+    else:
+        text = 1 / _PARQUET_BYTES_PER_TEXT_BYTE
+        rows = text / _TEXT_BYTES_PER_DOCUMENT
+    guesses = {file.path: Size(round(file.bytes * rows), round(file.bytes * text)) for file in files}
+    return guesses | dict(seen)
+
+
+def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int) -> Plan:
+    """Return what the recipe needs. `sizes` has the sources whose footers were read, by path."""
+    rules = recipe.rules
+    files = recipe.source.files or _unlisted(recipe.source.totals)
+    known = estimated_sizes(files, sizes)
+    tokens = {path: _tokens(rules, size) for path, size in known.items()}
+    rows = sum(size.rows for size in known.values())
+    total, largest = sum(tokens.values()), max(files, key=lambda file: file.bytes, default=None)
+    shards = -(-total // rules.shard_tokens)
+    output = total * rules.token_bytes + shards * _HEADER_BYTES + rows * _INDEX_ENTRY_BYTES
+    most = max(tokens.values(), default=0)
+    return Plan(
+        files=len(files),
+        source_bytes=sum(file.bytes for file in files),
+        rows=rows,
+        text_bytes=sum(size.text_bytes for size in known.values()),
+        tokens=total,
+        shards=shards,
+        output_bytes=output,
+        working_bytes=min(output, _working_bytes(rules, workers, most)),
+        largest_path=largest.path if largest else "",
+        largest_bytes=largest.bytes if largest else 0,
+        largest_tokens=tokens[largest.path] if largest else 0,
+    )
+
+
+def _unlisted(totals: Totals) -> tuple[SourceShard, ...]:
+    """Return stand-ins for the files of a version whose list is not known yet."""
+    bounds = (
+        [totals.bytes * number // totals.files for number in range(totals.files + 1)] if totals.files else []
+    )
+    return tuple(
+        SourceShard(f"(file {number})", end - begin)
+        for number, (begin, end) in enumerate(pairwise(bounds), 1)
+    )
+
+
+def _tokens(rules: Rules, size: Size) -> int:
+    per_token = _TEXT_BYTES_PER_TOKEN[rules.tokenizer]
+    if rules.tokenizer == "bytes":
+        return size.text_bytes + size.rows
+    return max(size.rows, round(size.text_bytes / per_token))
+
+
+def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
+    """Return how much the join holds twice: what it is writing, and tails not yet cut to their end."""
+    tail = largest_tokens if rules.layout == "contiguous" else min(largest_tokens, rules.shard_tokens)
+    return (workers * rules.shard_tokens + 2 * tail) * rules.token_bytes
+
+
+def check_disk(plan: Plan, have: int, free: int, out: str) -> None:
+    """Raise UsageError, with the numbers, if the disk is too small. `have` is output that exists already."""
+    needed = plan.output_bytes + plan.working_bytes - have
+    if needed > free:
+        raise UsageError(
+            message(
+                "there is not enough disk for this run",
+                "free some space, or choose another --out",
+                "pass --no-disk-check if you know better than this estimate",
+                folder=out,
+                needed_for_output=f"{plan.output_bytes:,} bytes (estimated)",
+                needed_to_work=f"{plan.working_bytes:,} bytes",
+                there_already=f"{have:,} bytes",
+                free=f"{free:,} bytes",
+                missing=f"{needed - free:,} bytes",
+            )
+        )

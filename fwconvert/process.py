@@ -1,0 +1,70 @@
+"""A worker process: its start, its end, and the board on which it shows how far it is.
+
+Light on purpose: the driver imports it too.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from ctypes import Array, c_int64
+from multiprocessing import connection, parent_process
+
+from fwconvert.errors import Stopped
+
+# A board is a few shared integers, written without a lock: a worker that is killed
+# would leave a lock (or a queue) closed for ever.
+STOP, DONE, TOTAL, TOKENS, TEXT_BYTES = range(5)
+BOARD_SIZE = 5
+
+Board = Array[c_int64] | list[int]
+
+board: Board = [0] * BOARD_SIZE
+
+
+def start(shared: Board, log: str) -> None:
+    """Prepare a new worker process; runs once, before its first order."""
+    global board  # noqa: PLW0603  # a process has one board
+    board = shared
+    for name in ("SIGINT", "SIGTERM"):  # Ctrl-C reaches the whole group; the driver decides.
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # The driver blocked them while it started us.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    _print_into(log)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def show(done: int, total: int) -> None:
+    """Show how far the order in hand is."""
+    board[DONE] = done
+    board[TOTAL] = total
+
+
+def show_text(tokens: int, text_bytes: int) -> None:
+    """Show how much text the order in hand has encoded so far."""
+    board[TOKENS] = tokens
+    board[TEXT_BYTES] = text_bytes
+
+
+def stop_if_asked() -> None:
+    """Raise Stopped if the driver wants this process to stop."""
+    if board[STOP]:
+        raise Stopped("stopped by the user")
+
+
+def _print_into(log: str) -> None:
+    """Send what libraries print (a Rust panic, a segmentation fault) to the log, not to the screen."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.enable(sys.stderr)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as its parent is gone; a plain spawned worker would live on."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,108 @@
+"""Receipts: the small records that say what is done.
+
+A job is done when its receipt is published, and a receipt is published only
+after all of its files are on the disk under their final names (DESIGN
+invariant 3). Receipts hold facts only. Each carries the digest of its own
+content, so that a damaged one is noticed.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fwconvert import atomic, records
+from fwconvert.errors import ManifestError, message
+from fwconvert.records import Part, Record
+
+
+class ShardLine(Part, frozen=True):
+    """One token shard: a line of the run manifest."""
+
+    name: str
+    split: str
+    tokens: int
+    documents: int
+    bytes: int
+    sha256: str
+    index_sha256: str
+    # Where the tokens come from: (source index, first token in this shard), in order.
+    segments: tuple[tuple[int, int], ...]
+
+
+class Tail(Part, frozen=True):
+    """The tokens left at a job's end, in the run's private folder until they are joined."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+
+
+class Counts(Part, frozen=True):
+    """What a job saw: each row is a document, null or empty."""
+
+    rows: int
+    documents: int
+    null_rows: int
+    empty_rows: int
+    text_bytes: int
+    tokens: int
+
+
+class Receipt(Record, frozen=True, tag="fwconvert receipt 1"):
+    """One finished job."""
+
+    recipe_id: str
+    path: str
+    source_bytes: int
+    source_sha256: str
+    # Only a hint of when to hash a source again; no decision rests on it alone.
+    source_mtime_ns: int
+    counts: Counts
+    shards: tuple[ShardLine, ...]
+    tail: Tail
+    session: str
+    digest: str = ""
+
+
+class Segment(Part, frozen=True):
+    """A run of tokens of one tail in a joined shard."""
+
+    source: int
+    # The first of the tokens: in the joined shard, and in the tail.
+    first: int
+    start: int
+    tokens: int
+
+
+class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
+    """One finished joined shard."""
+
+    recipe_id: str
+    segments: tuple[Segment, ...]
+    shard: ShardLine
+    session: str
+    digest: str = ""
+
+
+AnyReceipt = TypeVar("AnyReceipt", Receipt, JoinReceipt)
+
+
+def publish(receipt: Receipt | JoinReceipt, path: Path) -> None:
+    """Write the receipt, durably: this is the commit."""
+    sealed = msgspec.structs.replace(receipt, digest=records.digest(receipt))
+    atomic.replace(path, records.encode(sealed) + b"\n")
+
+
+def read(path: Path, kind: type[AnyReceipt], recipe_id: str) -> AnyReceipt:
+    """Return a receipt that can be believed, or raise ManifestError that says why not."""
+    receipt = records.read(path, kind)
+    unsealed = msgspec.structs.replace(receipt, digest="")
+    if records.digest(unsealed) != receipt.digest:
+        raise ManifestError(message("a receipt is damaged: its digest does not fit", file=path))
+    if receipt.recipe_id != recipe_id:
+        raise ManifestError(message("a receipt belongs to another recipe", file=path))
+    return receipt

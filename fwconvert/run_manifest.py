@@ -1,0 +1,142 @@
+"""The run manifest: manifest.json, for people and for loaders.
+
+Derived: the deterministic merge of the receipts, so it may be lost and made
+again. Only the driver writes it, by atomic replace; two writers would lose
+each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from fwconvert import atomic, records
+from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
+from fwconvert.errors import UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
+from fwconvert.records import Part, Record
+from fwconvert.session import Session
+
+
+class Headline(Part, frozen=True):
+    """The run at a glance."""
+
+    complete: bool
+    jobs: int
+    jobs_done: int
+    train_shards: int
+    val_shards: int
+    documents: int
+    tokens: int
+    null_rows: int
+    empty_rows: int
+
+
+class JobLine(Part, frozen=True):
+    """One finished job."""
+
+    path: str
+    bytes: int
+    sha256: str
+    rows: int
+    documents: int
+    null_rows: int
+    empty_rows: int
+    text_bytes: int
+    tokens: int
+    tail_tokens: int
+
+
+class RunManifest(Record, frozen=True, tag="fwconvert run manifest 1"):
+    """What stands in the output folder, and how it was made."""
+
+    headline: Headline
+    recipe_id: str
+    dataset: str
+    revision: str
+    rules: Rules
+    sources: tuple[SourceShard, ...]
+    jobs: tuple[JobLine, ...]
+    shards: tuple[ShardLine, ...]
+    sessions: tuple[Session, ...]
+
+    def recipe(self) -> Recipe:
+        """Return the recipe that made this run."""
+        totals = Totals(len(self.sources), sum(file.bytes for file in self.sources))
+        source = SourceManifest("", self.dataset, self.revision, "", self.sources, totals)
+        return Recipe(source, self.rules)
+
+
+def build(
+    recipe: Recipe,
+    receipts: Mapping[str, Receipt],
+    joins: Mapping[str, JoinReceipt],
+    sessions: Sequence[Session],
+    *,
+    complete: bool,
+) -> RunManifest:
+    """Merge receipts (by source path) and join receipts (by shard name) into a run manifest."""
+    jobs = tuple(_job_line(receipts[file.path]) for file in recipe.source.files if file.path in receipts)
+    lines = [line for receipt in receipts.values() for line in receipt.shards]
+    shards = tuple(sorted([*lines, *(join.shard for join in joins.values())], key=lambda line: line.name))
+    return RunManifest(
+        headline=_headline(recipe, jobs, shards, complete=complete),
+        recipe_id=recipe.recipe_id,
+        dataset=recipe.source.dataset,
+        revision=recipe.source.revision,
+        rules=recipe.rules,
+        sources=recipe.source.files,
+        jobs=jobs,
+        shards=shards,
+        sessions=tuple(sessions),
+    )
+
+
+def write(folder: RunFolder, manifest: RunManifest) -> None:
+    """Replace manifest.json."""
+    atomic.replace(folder.manifest, records.lines(records.fields(manifest)))
+
+
+def read(folder: RunFolder) -> RunManifest:
+    """Return the run manifest of a folder, or raise UsageError if it has none."""
+    if not folder.manifest.is_file():
+        raise UsageError(
+            message(
+                "this folder has no run manifest",
+                "name the output folder of a run (--out)",
+                folder=folder.path,
+                missing=folder.manifest.name,
+            )
+        )
+    return records.read(folder.manifest, RunManifest)
+
+
+def _job_line(receipt: Receipt) -> JobLine:
+    counts = receipt.counts
+    return JobLine(
+        path=receipt.path,
+        bytes=receipt.source_bytes,
+        sha256=receipt.source_sha256,
+        rows=counts.rows,
+        documents=counts.documents,
+        null_rows=counts.null_rows,
+        empty_rows=counts.empty_rows,
+        text_bytes=counts.text_bytes,
+        tokens=counts.tokens,
+        tail_tokens=receipt.tail.tokens,
+    )
+
+
+def _headline(
+    recipe: Recipe, jobs: Sequence[JobLine], shards: Sequence[ShardLine], *, complete: bool
+) -> Headline:
+    val = sum(line.split == "val" for line in shards)
+    return Headline(
+        complete=complete,
+        jobs=len(recipe.source.files),
+        jobs_done=len(jobs),
+        train_shards=len(shards) - val,
+        val_shards=val,
+        documents=sum(job.documents for job in jobs),
+        tokens=sum(job.tokens for job in jobs),
+        null_rows=sum(job.null_rows for job in jobs),
+        empty_rows=sum(job.empty_rows for job in jobs),
+    )

@@ -1,0 +1,94 @@
+"""The plan of a run as it is saved: the recipe with all its sources, written once, never changed.
+
+It is what makes a folder belong to a recipe.
+"""
+
+from fwconvert import atomic, names, records
+from fwconvert.config import Recipe
+from fwconvert.errors import UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.records import Record
+
+
+class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):
+    """The recipe of a run."""
+
+    recipe_id: str
+    recipe: Recipe
+
+
+def save_plan(folder: RunFolder, recipe: Recipe) -> None:
+    """Save the plan if there is none yet."""
+    if not folder.plan.exists():
+        atomic.replace(folder.plan, records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n")
+
+
+def read_plan(folder: RunFolder) -> Recipe:
+    """Return the recipe of a run, or raise UsageError if the folder holds none."""
+    if not folder.plan.is_file():
+        raise UsageError(
+            message("this folder is not a run of fwconvert", "name the folder of a run", folder=folder.path)
+        )
+    return records.read(folder.plan, SavedPlan).recipe
+
+
+def refuse_other_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    """Raise UsageError if the folder belongs to something else than `recipe`."""
+    if not folder.plan.is_file():
+        _refuse_foreign_shards(folder, recipe)
+        return
+    saved = records.read(folder.plan, SavedPlan)
+    if saved.recipe_id != recipe.recipe_id:
+        raise UsageError(
+            message(
+                "this folder was made by another recipe",
+                "choose another --out, or give the same options as before",
+                folder=folder.path,
+                **_differences(saved.recipe, recipe),
+            )
+        )
+
+
+def _refuse_foreign_shards(folder: RunFolder, recipe: Recipe) -> None:
+    entries = folder.path.iterdir() if folder.path.is_dir() else iter(())
+    foreign = next((entry.name for entry in entries if names.is_shard(recipe.rules, entry.name)), None)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UsageError(message("--out is a file, not a folder", "choose another --out", given=folder.path))
+    if foreign is not None:
+        raise UsageError(
+            message(
+                "this folder holds token shards of something else",
+                "choose another --out, or another --name",
+                folder=folder.path,
+                file=foreign,
+            )
+        )
+
+
+def _differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
+    """Return the fields that differ, as lines for a message."""
+    lines: dict[str, object] = {}
+    for name in saved.rules.__struct_fields__:
+        old, new = getattr(saved.rules, name), getattr(wanted.rules, name)
+        if old != new:
+            lines |= {f"{name}_in_folder": old, f"{name}_in_command": new}
+    if (saved.source.dataset, saved.source.revision) != (wanted.source.dataset, wanted.source.revision):
+        lines["source_in_folder"] = f"{saved.source.dataset} {saved.source.revision}"
+        lines["source_in_command"] = f"{wanted.source.dataset} {wanted.source.revision}"
+    return lines | _source_differences(saved, wanted)
+
+
+def _source_differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
+    old = {file.path: file for file in saved.source.files}
+    new = {file.path: file for file in wanted.source.files}
+    groups = {
+        "sources_missing_now": [path for path in old if path not in new],
+        "sources_new": [path for path in new if path not in old],
+        "sources_changed": [path for path in old if path in new and old[path] != new[path]],
+    }
+    return {name: _some(paths) for name, paths in groups.items() if paths}
+
+
+def _some(paths: list[str]) -> str:
+    shown = ", ".join(paths[:3])
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"

@@ -1,0 +1,81 @@
+"""Sessions: which invocation did what, and whether it ended cleanly.
+
+The only records with times, host names and versions in them. A session whose
+record has no end was cut off (kill -9, power), so the next one hashes again
+whatever its receipts name.
+"""
+
+import datetime as dt
+import os
+import platform
+import secrets
+import socket
+from importlib import metadata
+
+import msgspec
+
+from fwconvert import atomic, records
+from fwconvert.errors import ManifestError
+from fwconvert.folder import RunFolder
+from fwconvert.records import Record
+
+_PACKAGES = ("fwconvert", "numpy", "pyarrow", "tiktoken")
+
+
+class Session(Record, frozen=True, tag="fwconvert session 1"):
+    """One invocation of fwconvert on a run."""
+
+    id: str
+    started: str
+    host: str
+    pid: int
+    workers: int
+    versions: dict[str, str]
+    ended: str = ""
+    # How it ended; "" while nothing is known.
+    outcome: str = ""
+
+
+def new(workers: int) -> Session:
+    """Return a session that begins now."""
+    started = _now()
+    return Session(
+        id=f"{started.replace(':', '').replace('-', '')}-{secrets.token_hex(3)}",
+        started=started,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        workers=workers,
+        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    )
+
+
+def write(folder: RunFolder, session: Session) -> None:
+    """Record a session, durably."""
+    atomic.replace(folder.sessions / f"{session.id}.json", records.encode(session) + b"\n")
+
+
+def ended(session: Session, outcome: str) -> Session:
+    """Return the session with its end."""
+    return msgspec.structs.replace(session, ended=_now(), outcome=outcome)
+
+
+def all_of(folder: RunFolder) -> list[Session]:
+    """Return the sessions of a run in order; one whose record is damaged counts as cut off."""
+    found = []
+    for path in sorted(folder.sessions.glob("*.json")):
+        try:
+            found.append(records.read(path, Session))
+        except ManifestError:
+            found.append(Session(path.stem, "", "", 0, 0, {}))
+    return found
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,81 @@
+"""Decode the documents of a token shard back into text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fwconvert import run_manifest, shard, tokenizer, vocabulary
+from fwconvert.errors import UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import ShardLine
+from fwconvert.run_manifest import RunManifest
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document, or the part of it that stands in one token shard."""
+
+    # Its number in the shard; 0 for the end of a document that starts in an earlier shard.
+    number: int
+    source: str
+    row: int | None
+    tokens: int
+    # Whether it ends in this shard as far as can be told from it alone.
+    whole: bool
+    text: str
+
+
+def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document]]:
+    """Return the shard that `name` means and the first `most` documents that start in it.
+
+    If none does, the one document returned is the piece that the shard holds.
+    """
+    folder = RunFolder(out)
+    manifest = run_manifest.read(folder)
+    line = find_shard(manifest, name)
+    decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
+    return line, list(_documents(folder, manifest, line, decoder, most))
+
+
+def find_shard(manifest: RunManifest, name: str) -> ShardLine:
+    """Return the one shard that `name` means: its file name, a path to it, or a part of its name."""
+    wanted = Path(name).name
+    found = [line for line in manifest.shards if line.name == wanted]
+    found = found or [line for line in manifest.shards if wanted in line.name]
+    if len(found) != 1:
+        some = ", ".join(line.name for line in (found or manifest.shards)[:3])
+        raise UsageError(
+            message(
+                "that name means several token shards"
+                if found
+                else "there is no such token shard in this run",
+                "give the whole name of one",
+                given=name,
+                for_example=some or "none is finished yet",
+            )
+        )
+    return found[0]
+
+
+def _documents(
+    folder: RunFolder, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
+) -> Iterator[Document]:
+    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type)
+    index = shard.read_index(folder.shard_index(line.name))
+    borders = [first for _, first in line.segments]
+    # A document ends where the next one starts, or where another source's tokens begin.
+    bounds = np.union1d(index["start"], [*borders, len(tokens)]).tolist()
+    starts = index["start"][:most].tolist() or [0]
+    for number, start in enumerate(starts, 1):
+        end = next(bound for bound in bounds if bound > start)
+        source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])
+        yield Document(
+            number=number if len(index) else 0,
+            source=manifest.sources[source].path,
+            row=int(index["row"][number - 1]) if len(index) else None,
+            tokens=end - start,
+            whole=end < len(tokens) and end not in borders and len(index) > 0,
+            text=decoder.decode(tokens[start:end]).decode(errors="replace"),
+        )

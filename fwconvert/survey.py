@@ -1,0 +1,152 @@
+"""What of a run is already done and can be believed.
+
+A finished job is trusted when its receipt parses and all of its files have
+their recorded size; files of a session that was cut off are hashed as well,
+because a crash may leave a name without its content. Whatever fails is told,
+and its receipt is to be withdrawn, so that the job is done again. Looking
+changes nothing.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from fwconvert import names, receipt
+from fwconvert.config import Recipe
+from fwconvert.errors import ManifestError
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
+
+# A document index entry takes 8 bytes (shard.INDEX_TYPE; this module must not need numpy).
+INDEX_ENTRY_BYTES = 8
+
+
+class _Recorded(NamedTuple):
+    """A file as its receipt has it."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+
+@dataclass
+class Survey:
+    """The receipts that can be believed: jobs by source path, joined shards by name."""
+
+    jobs: dict[str, Receipt] = field(default_factory=dict)
+    joins: dict[str, JoinReceipt] = field(default_factory=dict)
+    # Receipts that cannot be believed, and what is wrong with them.
+    withdrawn: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    # The sha256 of sources whose receipts are withdrawn: what is made again must come of the same bytes.
+    known_sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def covered(self) -> Counter[int]:
+        """How many tokens of each source's tail stand in joined shards already."""
+        covered: Counter[int] = Counter()
+        for join in self.joins.values():
+            for segment in join.segments:
+                covered[segment.source] += segment.tokens
+        return covered
+
+
+def survey(folder: RunFolder, recipe: Recipe, unclean: set[str]) -> Survey:
+    """Return what can be believed and what cannot. `unclean` are the sessions that were cut off."""
+    found = Survey()
+    surveyor = _Surveyor(folder, recipe.recipe_id, unclean, found)
+    for path in sorted(folder.joins.glob("*.json")):
+        surveyor.look_at_join(path)
+    covered = found.covered
+    for index, file in enumerate(recipe.source.files):
+        surveyor.look_at_job(file.path, covered[index])
+    return found
+
+
+@dataclass
+class _Surveyor:
+    folder: RunFolder
+    recipe_id: str
+    unclean: set[str]
+    found: Survey
+
+    def look_at_join(self, path: Path) -> None:
+        """Sort the receipt of a joined shard into what is found."""
+        made = self._receipt(path, JoinReceipt)
+        if made is None:
+            return
+        if self._trusts(made.session, _shard_files(self.folder, made.shard)):
+            self.found.joins[made.shard.name] = made
+        else:
+            self._withdraw(path, f"{made.shard.name} will be joined again")
+
+    def look_at_job(self, source_path: str, covered: int) -> None:
+        """Sort a job's receipt into what is found; its tail may be gone only if it is covered."""
+        path = self.folder.receipt(names.job_key(source_path))
+        made = self._receipt(path, Receipt)
+        if made is None:
+            return
+        files = _job_files(self.folder, made, with_tail=made.tail.tokens != covered)
+        if self._trusts(made.session, files):
+            self.found.jobs[source_path] = made
+        else:
+            self.found.known_sources[source_path] = made.source_sha256
+            self._withdraw(path, f"{source_path} will be converted again")
+
+    def _receipt(self, path: Path, kind: type[receipt.AnyReceipt]) -> receipt.AnyReceipt | None:
+        if not path.exists():
+            return None
+        try:
+            return receipt.read(path, kind, self.recipe_id)
+        except ManifestError as error:
+            self._withdraw(path, str(error))
+            return None
+
+    def _trusts(self, session: str, files: Iterator[_Recorded]) -> bool:
+        """Tell whether all files are what the receipt says, and note the first that is not."""
+        hashed = session in self.unclean
+        wrong = next((text for file in files if (text := _wrong(file, hashed=hashed))), "")
+        if wrong:
+            self.found.problems.append(wrong)
+        return not wrong
+
+    def _withdraw(self, path: Path, problem: str) -> None:
+        self.found.withdrawn.append(path)
+        self.found.problems.append(problem)
+
+
+def _job_files(folder: RunFolder, made: Receipt, *, with_tail: bool) -> Iterator[_Recorded]:
+    for line in made.shards:
+        yield from _shard_files(folder, line)
+    if with_tail:
+        key, tail = names.job_key(made.path), made.tail
+        yield _Recorded(folder.tail(key), tail.bytes, tail.sha256)
+        yield _Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
+
+
+def _shard_files(folder: RunFolder, line: ShardLine) -> Iterator[_Recorded]:
+    yield _Recorded(folder.shard(line.name), line.bytes, line.sha256)
+    index = folder.shard_index(line.name)
+    yield _Recorded(index, line.documents * INDEX_ENTRY_BYTES, line.index_sha256)
+
+
+def _wrong(file: _Recorded, *, hashed: bool) -> str:
+    """Return what is wrong with a file, or ""."""
+    try:
+        size = file.path.stat().st_size
+        if size != file.bytes:
+            return f"{file.path.name} has {size:,} bytes instead of {file.bytes:,}"
+        if hashed and sha256_of(file.path) != file.sha256:
+            return f"{file.path.name} is damaged (its sha256 is another)"
+    except OSError as error:
+        return f"{file.path.name} cannot be read ({error.strerror})"
+    return ""
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

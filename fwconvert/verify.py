@@ -1,0 +1,229 @@
+"""Prove a run from its files and its run manifest alone; a copy of the output folder will do.
+
+Every byte of the output is read. All problems are listed, and none of them
+hides another: a file that cannot be read is a problem, not an end. Proven are
+the manifest (verify_manifest), each token shard with its document index
+(verify_shard), and here what spans shards: each source's documents go on from
+shard to shard, in the order of their rows, until all of them are there.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from fwconvert import names, receipt, run_manifest, vocabulary
+from fwconvert.config import check_rules, default_workers
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.folder import RunFolder, holder
+from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.run_manifest import JobLine, RunManifest
+from fwconvert.verify_manifest import FILE, Account, Expected
+from fwconvert.verify_manifest import problems as manifest_problems
+from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
+
+__all__ = ["Problem", "Report", "verify"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was read, and everything that is wrong with it."""
+
+    files: int
+    bytes: int
+    tokens: int
+    documents: int
+    seconds: float
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the run is whole and right."""
+        return not self.problems
+
+
+def verify(out: Path, threads: int = 0) -> Report:
+    """Read everything in the folder `out` and return what is wrong with it.
+
+    Changes nothing. Takes as many threads as there are cores unless told.
+    Raises UsageError if there is no run manifest, and ManifestError if this
+    version cannot read it; never for anything else in the folder.
+    """
+    started = time.monotonic()
+    folder = RunFolder(out)
+    account = Account(_manifest(folder))
+    audits = _audits(folder, account, threads or default_workers())
+    problems = [*manifest_problems(account)]
+    problems += [problem for one in audits.values() for problem in one.problems]
+    problems += _source_problems(account, audits)
+    problems += _folder_problems(folder, account.manifest)
+    return Report(
+        files=sum(one.files for one in audits.values()),
+        bytes=sum(one.bytes for one in audits.values()),
+        tokens=sum(one.tokens for one in audits.values()),
+        documents=sum(one.documents for one in audits.values()),
+        seconds=time.monotonic() - started,
+        problems=tuple(problems),
+    )
+
+
+def _manifest(folder: RunFolder) -> RunManifest:
+    manifest = run_manifest.read(folder)
+    try:
+        check_rules(manifest.rules)
+        vocabulary.find(manifest.rules.tokenizer)
+    except UsageError as error:
+        raise ManifestError(
+            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
+        ) from error
+    return manifest
+
+
+def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audit]:
+    """Audit the token shards of the manifest, by name."""
+    manifest = account.manifest
+    rules, known = manifest.rules, vocabulary.find(manifest.rules.tokenizer)
+    expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
+    # A name that is none of ours is a problem already, and might lead out of the folder.
+    lines = {line.name: line for line in manifest.shards if names.is_shard(rules, line.name)}
+
+    def one(name: str) -> Audit:
+        segments = expected.get(name, lines[name].segments)
+        return audit(folder, rules, known, lines[name], sorted({first for _, first in segments}))
+
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(lines, pool.map(one, lines), strict=True))
+
+
+@dataclass(frozen=True)
+class _Link:
+    """A stretch of a source, in the token shard `shard`; None if its files do not tell what it is."""
+
+    shard: str
+    stretch: Stretch | None
+
+
+def _source_problems(account: Account, audits: Mapping[str, Audit]) -> Iterator[Problem]:
+    chains = _chains(account, audits)
+    after = account.manifest.rules.eot == "after"
+    for index, job in account.jobs.items():
+        yield from _rows(chains[index], job)
+        yield from _borders(chains[index], job, after=after)
+        if all(link.stretch for link in chains[index]):
+            yield from _sums(chains[index], job, after=after)
+
+
+def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Link]]:
+    """Return the stretches of each source in order."""
+    chains: dict[int, list[_Link]] = {index: [] for index in account.jobs}
+    for shard in (*account.own, *account.joined):
+        for (source, _), stretch in zip(shard.segments, _stretches(shard, audits), strict=True):
+            chains[source].append(_Link(shard.name, stretch))
+    if not account.is_converted:
+        for index, job in account.jobs.items():
+            chains[index] += [_Link("", None)] if job.tail_tokens else []
+    return chains
+
+
+def _stretches(shard: Expected, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
+    found = audits.get(shard.name)
+    # A shard that is longer or shorter than it should be tells nothing of its sources.
+    if found and found.stretches and found.tokens == shard.tokens:
+        return found.stretches
+    return [None] * len(shard.segments)
+
+
+def _rows(chain: list[_Link], job: JobLine) -> Iterator[Problem]:
+    last = -1
+    for link in chain:
+        if link.stretch is None or not link.stretch.documents:
+            continue
+        if link.stretch.first_row <= last:
+            what = f"begins with row {link.stretch.first_row:,} of {job.path}, but row {last:,} was before it"
+            yield Problem(_index_file(link.shard), what)
+        last = link.stretch.last_row
+        if last >= job.rows:
+            what = f"names row {last:,} of {job.path}, which has {job.rows:,}"
+            yield Problem(_index_file(link.shard), what)
+
+
+def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
+    """Yield what is wrong where one shard ends and the next goes on with the same source.
+
+    A source's first token begins a document. With EOT before each document
+    the index of the shard itself says the rest; with EOT after it, the first
+    token of a stretch begins a document exactly if the stretch before ended one.
+    """
+    if chain and chain[0].stretch and not chain[0].stretch.begins_document:
+        yield Problem(_index_file(chain[0].shard), f"has no document where {job.path} begins")
+    for one, other in pairwise(chain if after else []):
+        if one.stretch and other.stretch and one.stretch.ends_with_eot != other.stretch.begins_document:
+            ends = "ends with an EOT" if one.stretch.ends_with_eot else "ends without an EOT"
+            begins = "begins a" if other.stretch.begins_document else "begins no"
+            what = f"{job.path} {begins} document here, though {one.shard} {ends}"
+            yield Problem(_index_file(other.shard), what)
+
+
+def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
+    """Compare a source of which every token is there with its job."""
+    stretches = [link.stretch for link in chain if link.stretch]
+    documents, eots = sum(one.documents for one in stretches), sum(one.eots for one in stretches)
+    if documents != job.documents:
+        yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its indexes {documents:,}")
+    if eots != job.documents:
+        yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its tokens {eots:,} EOTs")
+    if after and stretches and not stretches[-1].ends_with_eot:
+        yield Problem(chain[-1].shard, f"{job.path} ends in it without an EOT")
+
+
+def _index_file(shard: str) -> str:
+    return f"index/{names.index(shard)}"
+
+
+def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
+    """Yield what is in the folder and should not be, unless somebody is at work there."""
+    who = holder(folder)
+    if who:
+        yield Problem(folder.private.name, f"a session is at work here, so nothing is final: {who}")
+        return
+    yield from _unknown_files(folder, manifest)
+    if folder.temporary.is_dir():
+        for path in sorted(folder.temporary.iterdir()):
+            yield Problem(path.relative_to(folder.path).as_posix(), "was left behind by a crash")
+    if folder.receipts.is_dir():
+        yield from _receipt_problems(folder, manifest)
+
+
+def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
+    rules = manifest.rules
+    shards = {line.name for line in manifest.shards}
+    for path in sorted(folder.path.iterdir()):
+        if names.is_shard(rules, path.name) and path.name not in shards:
+            yield Problem(path.name, "is not in the run manifest")
+    for path in sorted(folder.index.iterdir()) if folder.index.is_dir() else ():
+        shard = path.stem + names.SUFFIX
+        looks_like_one = names.is_shard(rules, shard) and path.name == names.index(shard)
+        if looks_like_one and shard not in shards:
+            yield Problem(_index_file(shard), "is not in the run manifest")
+
+
+def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
+    """Compare the run manifest with the receipts that it was made from."""
+    jobs: dict[str, Receipt] = {}
+    joins: dict[str, JoinReceipt] = {}
+    for path in sorted([*folder.receipts.glob("*.json"), *folder.joins.glob("*.json")]):
+        try:
+            if path.parent == folder.receipts:
+                job = receipt.read(path, Receipt, manifest.recipe_id)
+                jobs[job.path] = job
+            else:
+                joins[path.name] = receipt.read(path, JoinReceipt, manifest.recipe_id)
+        except ManifestError as error:
+            yield Problem(path.relative_to(folder.path).as_posix(), one_line(error))
+    merged = run_manifest.build(manifest.recipe(), jobs, joins, (), complete=True)
+    for job_path in sorted({line.path for line in {*merged.jobs} ^ {*manifest.jobs}}):
+        yield Problem(FILE, f"the job {job_path} is not as its receipt says")
+    for name in sorted({line.name for line in {*merged.shards} ^ {*manifest.shards}}):
+        yield Problem(FILE, f"the token shard {name} is not as its receipt says")

@@ -1,0 +1,288 @@
+"""Hold a run manifest against itself: everything in it that follows from something else in it.
+
+The token counts of the jobs and the recipe decide which token shards there
+are, so each line of a shard is computed again and compared.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from fwconvert import names, pack, vocabulary
+from fwconvert.config import Recipe, Rules
+from fwconvert.errors import ManifestError
+from fwconvert.join import joined_shards
+from fwconvert.receipt import ShardLine
+from fwconvert.run_manifest import Headline, JobLine, RunManifest
+from fwconvert.shard import HEADER_BYTES
+from fwconvert.verify_shard import Problem, one_line
+
+FILE = "manifest.json"
+
+# More lines than a readable run manifest can have (records.MOST_BYTES), so that a
+# damaged count cannot fill the memory.
+_MOST_SHARDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A token shard that the jobs must have given."""
+
+    name: str
+    split: names.Split
+    tokens: int
+    segments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run manifest, and the token shards that follow from its jobs."""
+
+    manifest: RunManifest
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.manifest.recipe()
+
+    @cached_property
+    def jobs(self) -> dict[int, JobLine]:
+        """The job of each source that has one."""
+        lines = {job.path: job for job in self.manifest.jobs}
+        sources = enumerate(self.manifest.sources)
+        return {index: lines[source.path] for index, source in sources if source.path in lines}
+
+    @cached_property
+    def own(self) -> list[Expected]:
+        """The token shards that jobs made by themselves, in order."""
+        if not self._is_credible:
+            return []
+        return [shard for index, job in self.jobs.items() for shard in self._own(index, job.tokens)]
+
+    @cached_property
+    def joined(self) -> list[Expected]:
+        """The token shards that the join made or has to make, in order; none before all jobs are done."""
+        if not self._is_credible or not self.is_converted:
+            return []
+        recipe = self.recipe
+        tails = [tail(recipe.rules, index, self.jobs[index].tokens) for index in range(len(self.jobs))]
+        return [
+            Expected(
+                name=names.joined_shard(recipe, shard.split, shard.number),
+                split=shard.split,
+                tokens=sum(segment.tokens for segment in shard.segments),
+                segments=tuple((segment.source, segment.first) for segment in shard.segments),
+            )
+            for shard in joined_shards(tails, recipe.rules)
+        ]
+
+    @property
+    def is_converted(self) -> bool:
+        """Tell whether every source has its job."""
+        return len(self.jobs) == len(self.manifest.sources)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Tell whether every source has its job and every token shard its line."""
+        there = {line.name for line in self.manifest.shards}
+        return self.is_converted and all(shard.name in there for shard in (*self.own, *self.joined))
+
+    def is_open(self, name: str) -> bool:
+        """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
+        return not self.is_converted and name.rpartition("_")[0] in self._joined_stems
+
+    @cached_property
+    def _joined_stems(self) -> set[str]:
+        splits: tuple[names.Split, ...] = ("val", "train")
+        return {names.joined_shard(self.recipe, split, 0).rpartition("_")[0] for split in splits}
+
+    @property
+    def _is_credible(self) -> bool:
+        counts = [job.tokens for job in self.jobs.values()]
+        shards = sum(counts) // self.manifest.rules.shard_tokens
+        return min(counts, default=0) >= 0 and shards <= _MOST_SHARDS
+
+    @cached_property
+    def _digits(self) -> int:
+        return self.recipe.block_digits
+
+    def _own(self, index: int, tokens: int) -> Iterator[Expected]:
+        rules, digits = self.manifest.rules, self._digits
+        for block, size in enumerate(blocks(rules, index, tokens)):
+            is_val = block == 0 and pack.has_validation(rules, index)
+            split: names.Split = "val" if is_val else "train"
+            yield Expected(names.job_shard(rules, split, index, block, digits), split, size, ((index, 0),))
+
+
+def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
+    """Yield the sizes of the blocks that a job's tokens fill."""
+    for size in pack.block_sizes(rules, index):
+        if tokens < size:
+            return
+        tokens -= size
+        yield size
+
+
+def tail(rules: Rules, index: int, tokens: int) -> int:
+    """Return how many of a job's tokens are its tail."""
+    return tokens - sum(blocks(rules, index, tokens))
+
+
+def problems(account: Account) -> Iterator[Problem]:
+    """Yield everything that the manifest contradicts itself in."""
+    for what in (
+        *_recipe(account.manifest, account.recipe),
+        *_headline(account),
+        *_jobs(account),
+        *_totals(account),
+    ):
+        yield Problem(FILE, what)
+    yield from _shards(account)
+
+
+def _recipe(manifest: RunManifest, recipe: Recipe) -> Iterator[str]:
+    rules, known = recipe.rules, vocabulary.find(recipe.rules.tokenizer)
+    if manifest.recipe_id != recipe.recipe_id:
+        yield f"recipe_id is {manifest.recipe_id}, but the recipe's is {recipe.recipe_id}"
+    if rules.vocabulary_sha256 != known.sha256:
+        yield f"the vocabulary's sha256 is {rules.vocabulary_sha256}, but {known.name}'s is {known.sha256}"
+    if rules.token_type != known.token_type:
+        yield f"tokens are {rules.token_type}, but those of {rules.tokenizer} are {known.token_type}"
+    try:
+        recipe.source.check()
+    except ManifestError as error:
+        yield one_line(error)
+
+
+def _headline(account: Account) -> Iterator[str]:
+    manifest = account.manifest
+    wanted = headline(account)
+    for name in Headline.__struct_fields__:
+        found, sum_of_lines = getattr(manifest.headline, name), getattr(wanted, name)
+        if found != sum_of_lines:
+            yield f"the headline's {name} is {found}, but the lines below make it {sum_of_lines}"
+    if not manifest.headline.complete:
+        yield f"the run is not finished: {_how_far(account)}; run the same command again"
+
+
+def headline(account: Account) -> Headline:
+    """Return what the headline must be, from the lines below it."""
+    manifest = account.manifest
+    val = sum(line.split == "val" for line in manifest.shards)
+    return Headline(
+        complete=account.is_whole,
+        jobs=len(manifest.sources),
+        jobs_done=len(manifest.jobs),
+        train_shards=len(manifest.shards) - val,
+        val_shards=val,
+        documents=sum(job.documents for job in manifest.jobs),
+        tokens=sum(job.tokens for job in manifest.jobs),
+        null_rows=sum(job.null_rows for job in manifest.jobs),
+        empty_rows=sum(job.empty_rows for job in manifest.jobs),
+    )
+
+
+def _how_far(account: Account) -> str:
+    there = {line.name for line in account.manifest.shards}
+    done = sum(shard.name in there for shard in account.joined)
+    jobs = f"{len(account.jobs):,} of {len(account.manifest.sources):,} jobs"
+    return f"{jobs}, {done:,} of {len(account.joined):,} joined token shards" if account.joined else jobs
+
+
+def _jobs(account: Account) -> Iterator[str]:
+    manifest = account.manifest
+    sources = {source.path: index for index, source in enumerate(manifest.sources)}
+    places = [sources.get(job.path, -1) for job in manifest.jobs]
+    known = [place for place in places if place >= 0]
+    if any(later <= earlier for earlier, later in pairwise(known)):
+        yield "the jobs do not stand in the order of their sources, each once"
+    for job, index in zip(manifest.jobs, places, strict=True):
+        for what in (*_source(manifest, job, index), *_counts(job), *_tail(manifest.rules, job, index)):
+            yield f"the job {job.path} {what}"
+
+
+def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
+    if index < 0:
+        yield "is of no source of this recipe"
+        return
+    source = manifest.sources[index]
+    if job.bytes != source.bytes:
+        yield f"read {job.bytes:,} bytes of a source of {source.bytes:,}"
+    if source.sha256 not in (None, job.sha256):
+        yield f"read a source of sha256 {job.sha256} instead of {source.sha256}"
+
+
+def _counts(job: JobLine) -> Iterator[str]:
+    counted = job.documents + job.null_rows + job.empty_rows
+    if job.rows != counted:
+        yield f"has {job.rows:,} rows, but its documents, null rows and empty rows make {counted:,}"
+    # No document is empty, and no token but EOT is shorter than a byte.
+    if not 2 * job.documents <= job.tokens <= job.text_bytes + job.documents:
+        sizes = f"{job.documents:,} documents of {job.text_bytes:,} bytes"
+        yield f"has {job.tokens:,} tokens, which {sizes} cannot give"
+
+
+def _tail(rules: Rules, job: JobLine, index: int) -> Iterator[str]:
+    if job.tokens // rules.shard_tokens > _MOST_SHARDS:
+        yield f"has {job.tokens:,} tokens, more than any run can describe"
+    elif index >= 0 and job.tail_tokens != (wanted := tail(rules, index, job.tokens)):
+        yield f"has a tail of {job.tail_tokens:,} tokens, but its {job.tokens:,} tokens leave {wanted:,}"
+
+
+def _totals(account: Account) -> Iterator[str]:
+    """Compare the lines of the shards with those of the jobs; tails that wait for the join count too."""
+    jobs, complete = account.manifest.jobs, account.manifest.headline.complete
+    own = {shard.name for shard in account.own}
+    lines = [line for line in account.manifest.shards if complete or line.name in own]
+    waiting = 0 if complete else sum(job.tail_tokens for job in jobs)
+    tokens, wanted = sum(line.tokens for line in lines) + waiting, sum(job.tokens for job in jobs)
+    if tokens != wanted:
+        yield f"the token shards have {tokens:,} tokens, but the jobs gave {wanted:,}"
+    documents, wanted = sum(line.documents for line in lines), sum(job.documents for job in jobs)
+    if documents > wanted or (complete and documents != wanted):
+        yield f"the token shards have {documents:,} documents, but the jobs gave {wanted:,}"
+
+
+def _shards(account: Account) -> Iterator[Problem]:
+    manifest = account.manifest
+    lines = {line.name: line for line in manifest.shards}
+    # The shards that an unfinished run has yet to join are no problem of their own.
+    due = [*account.own, *(account.joined if manifest.headline.complete else [])]
+    for shard in due:
+        if shard.name not in lines:
+            yield Problem(shard.name, "has no line in the run manifest")
+    expected = {shard.name: shard for shard in (*account.own, *account.joined)}
+    for line in manifest.shards:
+        for what in _size(manifest.rules, line):
+            yield Problem(line.name, what)
+        if not account.is_open(line.name):
+            for what in _line(line, expected.get(line.name)):
+                yield Problem(line.name, what)
+    for what in _order([line.name for line in manifest.shards]):
+        yield Problem(FILE, what)
+
+
+def _size(rules: Rules, line: ShardLine) -> Iterator[str]:
+    size = HEADER_BYTES + line.tokens * rules.token_bytes
+    if line.bytes != size:
+        yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
+
+
+def _line(line: ShardLine, expected: Expected | None) -> Iterator[str]:
+    if expected is None:
+        yield "is not a token shard that the jobs of this run give"
+        return
+    for name in ("split", "tokens", "segments"):
+        found, wanted = getattr(line, name), getattr(expected, name)
+        if found != wanted:
+            yield f"has {name} {found} in its line instead of {wanted}"
+
+
+def _order(found: Sequence[str]) -> Iterator[str]:
+    for name, times in Counter(found).items():
+        if times > 1:
+            yield f"the token shard {name} has {times} lines"
+    if list(found) != sorted(found):
+        yield "the token shards do not stand in the order of their names"

@@ -1,0 +1,298 @@
+"""Audit one token shard and its document index against their line in the run manifest.
+
+Each token is read once, in steps, for its hash and for its meaning. It is read
+and not mapped, because a disk that fails under a map ends the process, while a
+failed read is an error that can be told. What one shard cannot tell (whether
+its first token continues a document) is left to whoever knows its neighbours;
+a Stretch is what they need to know.
+"""
+
+import hashlib
+import io
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert import names, shard
+from fwconvert.config import Rules
+from fwconvert.errors import ShardError
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import ShardLine
+from fwconvert.survey import INDEX_ENTRY_BYTES, sha256_of
+from fwconvert.vocabulary import Vocabulary
+
+# Tokens at a time: a few MB for each thread, whatever the size of a shard.
+STEP = 2**20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it should be: in which file of the output folder, and what."""
+
+    file: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The tokens of one source in one token shard, as the files have them."""
+
+    documents: int
+    eots: int
+    begins_document: bool
+    ends_with_eot: bool
+    # -1 if no document starts here.
+    first_row: int
+    last_row: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the files of one token shard are."""
+
+    problems: tuple[Problem, ...]
+    files: int
+    bytes: int
+    tokens: int
+    documents: int
+    # One for each segment; none at all if a file cannot be believed so far.
+    stretches: tuple[Stretch, ...]
+
+
+def audit(
+    folder: RunFolder, rules: Rules, vocabulary: Vocabulary, line: ShardLine, segments: Sequence[int]
+) -> Audit:
+    """Return what is found; never raise for what the files are.
+
+    `segments` are the positions at which the tokens of another source begin;
+    the first is 0. Those that the files do not reach are passed over.
+    """
+    auditor = _Auditor(folder, rules, vocabulary, line)
+    entries = auditor.index()
+    count = auditor.token_count()
+    if entries is not None and count is not None:
+        entries = auditor.within(entries, count)
+    firsts = [0, *(first for first in segments if 0 < first < (count or 0))]
+    stretches = [] if count is None else auditor.stretches(firsts, count, entries)
+    is_told = entries is not None and count == line.tokens and len(stretches) == len(firsts)
+    return Audit(
+        problems=tuple(auditor.problems),
+        files=auditor.files,
+        bytes=auditor.bytes,
+        tokens=0 if count is None else count,
+        documents=0 if entries is None else len(entries),
+        stretches=tuple(stretches) if is_told else (),
+    )
+
+
+@dataclass
+class _Auditor:
+    folder: RunFolder
+    rules: Rules
+    vocabulary: Vocabulary
+    line: ShardLine
+    problems: list[Problem] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.shard_file = self.line.name
+        self.index_file = f"{self.folder.index.name}/{names.index(self.line.name)}"
+
+    def index(self) -> NDArray[Any] | None:
+        """Return the document index if its starts can be searched."""
+        path = self.folder.shard_index(self.line.name)
+        with self._telling(self.index_file):
+            if self._is_there(path, self.index_file, self.line.documents * INDEX_ENTRY_BYTES):
+                # Hashed before it is mapped: a bad disk shows itself here.
+                self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
+                entries = shard.read_index(path)
+                if (at := first_fall(entries["start"])) < 0:
+                    return entries
+                self._tell(self.index_file, f"entry {at:,} does not start behind the entry before it")
+        return None
+
+    def within(self, entries: NDArray[Any], count: int) -> NDArray[Any] | None:
+        """Return the document index if all of it lies within the shard."""
+        last = int(entries["start"][-1]) if len(entries) else -1
+        if last < count:
+            return entries
+        self._tell(self.index_file, f"a document starts at token {last:,}, but there are only {count:,}")
+        return None
+
+    def token_count(self) -> int | None:
+        """Return how many tokens there are if the header and the size agree on it."""
+        path = self.folder.shard(self.line.name)
+        with self._telling(self.shard_file):
+            if self._is_there(path, self.shard_file, self.line.bytes):
+                count = len(shard.read_tokens(path, self.rules.token_type))
+                if count != self.line.tokens:
+                    self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
+                return count
+        return None
+
+    def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
+        """Read all tokens; tell what is wrong with them, and return what each segment holds."""
+        found = []
+        path = self.folder.shard(self.line.name)
+        with self._telling(self.shard_file), path.open("rb") as file:
+            scan = _Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
+            if scan.read_header() != shard.header(self.rules.token_type, count):
+                self._tell(self.shard_file, "has something other than zeros at the end of its header")
+            for first, end in zip(firsts, [*firsts[1:], count], strict=True):
+                eots, ends_with_eot = scan.read(first, end)
+                inside = np.empty(0, shard.INDEX_TYPE) if entries is None else _between(entries, first, end)
+                found.append(self._stretch(first, eots, inside, ends_with_eot=ends_with_eot))
+            self._compare_hash(self.shard_file, scan.digest.hexdigest(), self.line.sha256)
+            self._tell_of(scan)
+        return found
+
+    def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
+        rows, some = inside["row"], len(inside) > 0
+        if (at := first_fall(rows)) >= 0:
+            where = int(inside["start"][at])
+            self._tell(
+                self.index_file, f"the document at token {where:,} is not of a later row than the last"
+            )
+        return Stretch(
+            documents=len(inside),
+            eots=eots,
+            begins_document=some and int(inside["start"][0]) == first,
+            ends_with_eot=ends_with_eot,
+            first_row=int(rows[0]) if some else -1,
+            last_row=int(rows[-1]) if some else -1,
+        )
+
+    def _tell_of(self, scan: "_Scan") -> None:
+        size = self.vocabulary.size
+        for file, tally, what in (
+            (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
+            (self.index_file, scan.missing, "documents are missing"),
+            (self.index_file, scan.unfounded, "documents start where no EOT says so"),
+        ):
+            if tally.count:
+                self._tell(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
+
+    def _is_there(self, path: Path, file: str, wanted: int) -> bool:
+        if not path.is_file():
+            self._tell(file, "is not a regular file" if path.exists() else "is missing")
+            return False
+        size = path.stat().st_size
+        self.files += 1
+        self.bytes += size
+        if size != wanted:
+            self._tell(file, f"has {size:,} bytes instead of {wanted:,}")
+        return True
+
+    def _compare_hash(self, file: str, found: str, wanted: str) -> None:
+        if found != wanted:
+            self._tell(file, f"is damaged: its sha256 is {found} instead of {wanted}")
+
+    def _tell(self, file: str, what: str) -> None:
+        self.problems.append(Problem(file, what))
+
+    @contextmanager
+    def _telling(self, file: str) -> Iterator[None]:
+        """Turn what reading may raise into a problem."""
+        try:
+            yield
+        except ShardError as error:
+            self._tell(file, one_line(error))
+        except OSError as error:
+            self._tell(file, f"cannot be read ({error.strerror or error})")
+
+
+@dataclass
+class _Tally:
+    """How many tokens are wrong in some way, and where the first is."""
+
+    count: int = 0
+    first: int = -1
+
+    def add(self, positions: NDArray[np.int64]) -> None:
+        if len(positions) and not self.count:
+            self.first = int(positions[0])
+        self.count += len(positions)
+
+
+class _Scan:
+    """One pass over the bytes of a token shard."""
+
+    def __init__(
+        self, file: io.BufferedReader, rules: Rules, vocabulary: Vocabulary, starts: NDArray[Any] | None
+    ) -> None:
+        self.digest = hashlib.sha256()
+        self.unknown, self.missing, self.unfounded = _Tally(), _Tally(), _Tally()
+        self._file = file
+        self._vocabulary = vocabulary
+        self._starts = starts
+        # A document starts with an EOT, or right behind one.
+        self._shift = 0 if rules.eot == "before" else 1
+        self._buffer = np.empty(STEP, shard.numpy_type(rules.token_type))
+
+    def read_header(self) -> bytes:
+        head = self._file.read(shard.HEADER_BYTES)
+        self.digest.update(head)
+        return head
+
+    def read(self, first: int, end: int) -> tuple[int, bool]:
+        """Read the tokens of a segment; return how many EOTs it has and whether it ends with one."""
+        eots, ends_with_eot = 0, False
+        for begin in range(first, end, STEP):
+            tokens = self._next(min(STEP, end - begin))
+            if int(tokens.max()) >= self._vocabulary.size:
+                self.unknown.add(np.flatnonzero(tokens >= self._vocabulary.size) + begin)
+            positions = np.flatnonzero(tokens == self._vocabulary.eot)
+            # Behind the last EOT of a segment another source goes on, perhaps within a document.
+            stop = min(begin + len(tokens) + self._shift, end)
+            self._compare(positions + (begin + self._shift), begin + self._shift, stop)
+            eots += len(positions)
+            ends_with_eot = bool(tokens[-1] == self._vocabulary.eot)
+        return eots, ends_with_eot
+
+    def _next(self, count: int) -> NDArray[Any]:
+        tokens = self._buffer[:count]
+        content = tokens.view(np.uint8).data
+        if self._file.readinto(content) != len(content):
+            raise ShardError("was cut short while it was read")
+        self.digest.update(content)
+        return tokens
+
+    def _compare(self, wanted: NDArray[np.int64], begin: int, stop: int) -> None:
+        """Compare the starts that the EOTs ask for with those in the index."""
+        if self._starts is None:
+            return
+        low, high = bisect_left(self._starts, begin), bisect_left(self._starts, stop)
+        found = self._starts[low:high].astype(np.int64)
+        wanted = wanted[wanted < stop]
+        if not np.array_equal(found, wanted):
+            self.missing.add(np.setdiff1d(wanted, found, assume_unique=True))
+            self.unfounded.add(np.setdiff1d(found, wanted, assume_unique=True))
+
+
+def first_fall(values: NDArray[Any]) -> int:
+    """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
+    for begin in range(0, len(values), STEP):
+        part = values[begin : begin + STEP + 1]
+        falls = np.flatnonzero(part[1:] <= part[:-1])
+        if len(falls):
+            return begin + int(falls[0]) + 1
+    return -1
+
+
+def one_line(error: Exception) -> str:
+    """Return a laid-out message as one line, without the file, which is told beside it."""
+    wrong, *values = (" ".join(line.split()) for line in str(error).splitlines())
+    kept = [value for value in values if not value.startswith(("file ", "->"))]
+    return f"{wrong} ({', '.join(kept)})" if kept else wrong
+
+
+def _between(entries: NDArray[Any], first: int, end: int) -> NDArray[Any]:
+    starts = entries["start"]
+    return entries[bisect_left(starts, first) : bisect_left(starts, end)]

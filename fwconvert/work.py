@@ -1,0 +1,258 @@
+"""The work of one session: which orders there are, and what is kept of each that is done.
+
+It watches the driver. The state on disk is always ahead of the state in here:
+an order counts when its receipt is published, whether or not we live to see it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+from fwconvert import atomic, names, records, run_manifest, session
+from fwconvert.config import Recipe
+from fwconvert.engine import Progress
+from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
+from fwconvert.folder import RunFolder
+from fwconvert.join import joined_shards
+from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
+from fwconvert.origin import Origin
+from fwconvert.receipt import JoinReceipt, Receipt, Segment
+from fwconvert.records import Record
+from fwconvert.survey import Survey
+
+# manifest.json is refreshed this often: writing it takes 30 ms with 2,410 sources.
+_MANIFEST_SECONDS = 30.0
+
+
+class StopSwitch:
+    """A wish to stop. Ask once to stop cleanly, twice to stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def ask(self) -> None:
+        """Ask to stop."""
+        self.asked += 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How far a run is. Units are source bytes while converting, tokens while joining."""
+
+    phase: Literal["convert", "join"]
+    units: int
+    units_done: float
+    # What this session has done itself; the rest was there before.
+    session_units: float
+    session_tokens: int
+    jobs: int
+    jobs_done: int
+    tokens: int
+    running: Sequence[Progress]
+
+
+class Observer(Protocol):
+    """Is shown what happens during a run. The library itself never prints."""
+
+    def notice(self, text: str) -> None:
+        """Take note of something that a person should know."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show how far the run is; called several times a second."""
+
+
+class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):
+    """A job that was given up."""
+
+    path: str
+    reason: str
+    attempts: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Work:
+    """All that a session knows while it runs; a driver's Watcher."""
+
+    folder: RunFolder
+    recipe: Recipe
+    session: session.Session
+    origin: Origin
+    observer: Observer
+    stop: StopSwitch
+    survey: Survey
+    failures: dict[str, list[Failure]] = field(default_factory=dict)
+    given_up: dict[str, Quarantined] = field(default_factory=dict)
+    # Running totals of what is done: of the whole run, and of this session alone.
+    tokens: int = 0
+    bytes: int = 0
+    joined: int = 0
+    session_tokens: int = 0
+    session_bytes: int = 0
+    session_joined: int = 0
+    _covered: Counter[int] = field(default_factory=Counter)
+    _joining: int = 0
+    _manifest_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        receipts = self.survey.jobs.values()
+        self.tokens = sum(receipt.counts.tokens for receipt in receipts)
+        self.bytes = sum(receipt.source_bytes for receipt in receipts)
+        self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
+        self._covered = self.survey.covered
+
+    @property
+    def context(self) -> RunContext:
+        """What all orders have in common."""
+        recipe = self.recipe
+        return RunContext(
+            self.folder.path, recipe.recipe_id, recipe.rules, recipe.block_digits, self.session.id
+        )
+
+    def convert_orders(self) -> Iterator[ConvertOrder]:
+        """Yield an order for each job that is not done."""
+        for index, file in enumerate(self.recipe.source.files):
+            if file.path not in self.survey.jobs:
+                known = self.survey.known_sources.get(file.path)
+                source = msgspec.structs.replace(file, sha256=file.sha256 or known)
+                yield ConvertOrder(self.context, source, index, self.origin.fetch(file))
+
+    def join_orders(self) -> Iterator[JoinOrder]:
+        """Yield an order for each joined shard that is not done. All jobs must be done."""
+        files, rules = self.recipe.source.files, self.recipe.rules
+        tails = [self.survey.jobs[file.path].tail.tokens for file in files]
+        self._joining = sum(tails)
+        for shard in joined_shards(tails, rules):
+            name = names.joined_shard(self.recipe, shard.split, shard.number)
+            if self._is_joined(name, shard.segments):
+                continue
+            keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
+            yield JoinOrder(self.context, name, shard.split, shard.segments, keys)
+
+    @property
+    def missing(self) -> list[str]:
+        """The sources that are not converted."""
+        return [file.path for file in self.recipe.source.files if file.path not in self.survey.jobs]
+
+    def done(self, order: Order, receipt: Receipt | JoinReceipt) -> None:
+        """Keep a receipt; what it makes unnecessary is removed."""
+        if isinstance(receipt, Receipt):
+            assert isinstance(order, ConvertOrder)
+            self._job_done(order, receipt)
+        else:
+            self._join_done(receipt)
+
+    def _job_done(self, order: ConvertOrder, receipt: Receipt) -> None:
+        self.survey.jobs[receipt.path] = receipt
+        self.tokens += receipt.counts.tokens
+        self.bytes += receipt.source_bytes
+        self.session_tokens += receipt.counts.tokens
+        self.session_bytes += receipt.source_bytes
+        atomic.remove(self.folder.quarantined(order.key))
+        self.origin.release(order.source)
+
+    def _join_done(self, receipt: JoinReceipt) -> None:
+        self.survey.joins[receipt.shard.name] = receipt
+        self.joined += receipt.shard.tokens
+        self.session_joined += receipt.shard.tokens
+        for segment in receipt.segments:
+            self._covered[segment.source] += segment.tokens
+            self._remove_tail_if_joined(segment.source)
+
+    def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
+        """Tell of a failed attempt; put the job in quarantine if it was the last."""
+        attempts = self.failures.setdefault(order.key, [])
+        attempts.append(failure)
+        if failure.kind == "lost":
+            atomic.sweep(self.folder.temporary, f"{order.key}-")
+        again = "given up" if final else "tried again"
+        self.observer.notice(f"{order.title}: attempt {len(attempts)} failed, {again}: {failure.message}")
+        if final:
+            self._quarantine(order, attempts)
+
+    def tick(self, running: list[Progress]) -> None:
+        """Show how far we are; refresh the run manifest now and then; stop if asked."""
+        if self.stop.asked:
+            raise Stopped("stopped by the user")
+        self.observer.update(self.snapshot(running))
+        if time.monotonic() - self._manifest_at > _MANIFEST_SECONDS:
+            self.write_manifest()
+
+    def impatient(self) -> bool:
+        """Tell whether the user asked a second time to stop."""
+        return self.stop.asked > 1
+
+    def snapshot(self, running: Sequence[Progress]) -> Snapshot:
+        """Return how far the run is."""
+        flying_tokens = sum(progress.tokens for progress in running)
+        measure = self._join_units if self._joining else self._convert_units
+        units, units_done, session_units = measure(running)
+        return Snapshot(
+            phase="join" if self._joining else "convert",
+            units=units,
+            units_done=units_done,
+            session_units=session_units,
+            session_tokens=self.session_tokens + flying_tokens,
+            jobs=len(self.recipe.source.files),
+            jobs_done=len(self.survey.jobs),
+            tokens=self.tokens + flying_tokens,
+            running=running,
+        )
+
+    def remove_joined_tails(self) -> None:
+        """Remove the tails of which every token stands in a joined shard."""
+        for index in range(len(self.recipe.source.files)):
+            self._remove_tail_if_joined(index)
+
+    def _remove_tail_if_joined(self, source_index: int) -> None:
+        path = self.recipe.source.files[source_index].path
+        receipt = self.survey.jobs.get(path)
+        if receipt and receipt.tail.tokens == self._covered[source_index]:
+            atomic.remove(self.folder.tail(names.job_key(path)))
+            atomic.remove(self.folder.tail_index(names.job_key(path)))
+
+    def manifest(self, *, complete: bool = False) -> run_manifest.RunManifest:
+        """Return the run manifest as of now."""
+        sessions = session.all_of(self.folder)
+        return run_manifest.build(
+            self.recipe, self.survey.jobs, self.survey.joins, sessions, complete=complete
+        )
+
+    def write_manifest(self, *, complete: bool = False) -> None:
+        """Refresh manifest.json."""
+        run_manifest.write(self.folder, self.manifest(complete=complete))
+        self._manifest_at = time.monotonic()
+
+    def _convert_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
+        orders = [(p.fraction, p.order) for p in running]
+        flying = sum(part * order.source.bytes for part, order in orders if isinstance(order, ConvertOrder))
+        return self.recipe.source.bytes, self.bytes + flying, self.session_bytes + flying
+
+    def _join_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
+        orders = [(p.fraction, p.order) for p in running]
+        flying = sum(part * order.tokens for part, order in orders if isinstance(order, JoinOrder))
+        return self._joining, self.joined + flying, self.session_joined + flying
+
+    def _is_joined(self, name: str, segments: tuple[Segment, ...]) -> bool:
+        join = self.survey.joins.get(name)
+        if join is not None and join.segments != segments:
+            raise ManifestError(
+                message(
+                    "a joined shard does not fit the tails of its sources",
+                    "the sources have changed: remove the folder and start over",
+                    folder=self.folder.path,
+                    shard=name,
+                )
+            )
+        return join is not None
+
+    def _quarantine(self, order: Order, attempts: list[Failure]) -> None:
+        if isinstance(order, JoinOrder):
+            raise FwconvertError(attempts[-1].message)
+        texts = tuple((failure.message, failure.traceback) for failure in attempts)
+        record = Quarantined(order.source.path, attempts[-1].message, texts)
+        self.given_up[order.source.path] = record
+        atomic.replace(self.folder.quarantined(order.key), records.encode(record) + b"\n")

@@ -1,0 +1,210 @@
+"""Carry out one order in a worker process.
+
+A worker is given names and plain values, loads its tokenizer itself, and
+publishes its receipt as the last thing. It never raises: whatever goes wrong
+comes back as a Failure, so that no exception has to survive the way between
+processes (tiktoken's PanicException, a BaseException, would not).
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+
+from fwconvert import atomic, names, pack, process, receipt, source, tokenizer, vocabulary
+from fwconvert.config import Rules
+from fwconvert.errors import OutputError, SourceError, Stopped, message
+from fwconvert.folder import RunFolder
+from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.receipt import Counts, JoinReceipt, Receipt, ShardLine, Tail
+from fwconvert.shard import ShardWriter
+from fwconvert.tails import joined_pieces
+
+
+def perform(order: Order) -> Outcome:
+    """Carry out an order; return its receipt, already published, or the Failure."""
+    try:
+        return convert(order) if isinstance(order, ConvertOrder) else join(order)
+    except Stopped as error:
+        return Failure("stopped", str(error))
+    except OutputError as error:
+        return Failure("output", str(error), traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001  # the one place that must survive everything
+        text = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+        return Failure("job", text, traceback.format_exc())
+
+
+def convert(order: ConvertOrder) -> Receipt:
+    """Convert one source shard. Its files appear under their final names together, at the end."""
+    folder = RunFolder(order.context.out)
+    proof = _prove(order)
+    counter = _Counter()
+    with ExitStack() as unpublished:
+        blocks = _Blocks(order, unpublished)
+        sizes = pack.block_sizes(order.context.rules, order.source_index)
+        for piece in pack.cut(_batches(order, counter), sizes):
+            blocks.add(piece)
+            process.stop_if_asked()
+        source.unchanged(order.file, proof)
+        made = blocks.finish(counter.counts(), proof)
+        blocks.publish(folder)
+    receipt.publish(made, folder.receipt(order.key))
+    return made
+
+
+def join(order: JoinOrder) -> JoinReceipt:
+    """Make one joined shard from tails."""
+    context = order.context
+    folder = RunFolder(context.out)
+    with ShardWriter(folder.temporary, order.key, context.rules, order.tokens) as writer:
+        for piece in joined_pieces(folder, order):
+            writer.write(piece)
+            process.show(writer.tokens, order.tokens)
+            process.stop_if_asked()
+        writer.finish()
+        segments = tuple((segment.source, segment.first) for segment in order.segments)
+        line = _shard_line(writer, order.name, order.split, segments)
+        writer.publish(folder.shard(order.name), folder.shard_index(order.name))
+    atomic.sync_folder(folder.index)
+    atomic.sync_folder(folder.path)
+    made = JoinReceipt(context.recipe_id, order.segments, line, context.session)
+    receipt.publish(made, folder.join(order.name))
+    return made
+
+
+class _Blocks:
+    """The token shards of a job, under temporary names until all of them are finished."""
+
+    def __init__(self, order: ConvertOrder, unpublished: ExitStack) -> None:
+        self._order = order
+        self._folder = RunFolder(order.context.out)
+        self._sizes = pack.block_sizes(order.context.rules, order.source_index)
+        self._unpublished = unpublished
+        self._full: list[tuple[ShardWriter, ShardLine]] = []
+        self._current = self._open()
+
+    def add(self, piece: pack.Piece) -> None:
+        """Append a piece to the current block; a block that it fills is brought to the disk."""
+        self._current.write(piece)
+        if piece.ends_block:
+            self._current.finish()
+            self._full.append((self._current, self._line(self._current)))
+            self._current = self._open()
+
+    def finish(self, counts: Counts, proof: source.Proof) -> Receipt:
+        """Bring what is left to the disk as the tail; return the receipt of it all."""
+        context, tail = self._order.context, self._current
+        tail.finish()
+        written = sum(writer.tokens for writer, _ in self._full) + tail.tokens
+        assert written == counts.tokens, f"{written} tokens written of {counts.tokens}"
+        return Receipt(
+            recipe_id=context.recipe_id,
+            path=self._order.source.path,
+            source_bytes=proof.bytes,
+            source_sha256=proof.sha256,
+            source_mtime_ns=proof.mtime_ns,
+            counts=counts,
+            shards=tuple(line for _, line in self._full),
+            tail=Tail(
+                tokens=tail.tokens,
+                documents=tail.documents,
+                bytes=tail.body.bytes,
+                sha256=tail.body.sha256,
+                index_bytes=tail.index.bytes,
+                index_sha256=tail.index.sha256,
+            ),
+            session=context.session,
+        )
+
+    def publish(self, folder: RunFolder) -> None:
+        """Give all files their final names, durably."""
+        for writer, line in self._full:
+            writer.publish(folder.shard(line.name), folder.shard_index(line.name))
+        if self._current.tokens:
+            self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
+        for changed in (folder.index, folder.path, folder.tails):
+            atomic.sync_folder(changed)
+
+    def _open(self) -> ShardWriter:
+        size = next(self._sizes)
+        promised = 0 if size == pack.UNBOUNDED else size
+        context = self._order.context
+        writer = ShardWriter(self._folder.temporary, self._order.key, context.rules, promised)
+        return self._unpublished.enter_context(writer)
+
+    def _line(self, writer: ShardWriter) -> ShardLine:
+        order, block = self._order, len(self._full)
+        rules = order.context.rules
+        is_val = block == 0 and pack.has_validation(rules, order.source_index)
+        split: names.Split = "val" if is_val else "train"
+        name = names.job_shard(rules, split, order.source_index, block, order.context.block_digits)
+        return _shard_line(writer, name, split, ((order.source_index, 0),))
+
+
+class _Counter:
+    """Counts rows while they go by, and shows them on the board."""
+
+    def __init__(self) -> None:
+        self.rows = self.documents = self.nulls = self.empties = self.text_bytes = self.tokens = 0
+
+    def add(self, batch: source.TextBatch, tokens: int) -> None:
+        self.rows += batch.seen
+        self.documents += len(batch.rows)
+        self.nulls += batch.null_rows
+        self.empties += batch.empty_rows
+        self.text_bytes += batch.text_bytes
+        self.tokens += tokens
+        process.show_text(self.tokens, self.text_bytes)
+
+    def counts(self) -> Counts:
+        return Counts(self.rows, self.documents, self.nulls, self.empties, self.text_bytes, self.tokens)
+
+
+def _batches(order: ConvertOrder, counter: _Counter) -> Iterator[pack.Batch]:
+    rules = order.context.rules
+    encoder = _tokenizer(rules, RunFolder(order.context.out).vocabularies)
+    total = source.row_count(order.file)
+    for batch in source.batches(order.file, rules.text_column):
+        stream = tokenizer.place_eot(encoder.encode(batch.texts), encoder.vocabulary.eot, rules.eot)
+        counter.add(batch, len(stream.tokens))
+        process.show(counter.rows, total)
+        yield pack.Batch(stream.tokens, stream.starts, batch.rows)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(rules: Rules, folder: Path) -> tokenizer.Tokenizer:
+    # Spawn gives a worker nothing from the driver, so it loads the tokenizer itself, once.
+    return tokenizer.load(vocabulary.find(rules.tokenizer), folder)
+
+
+def _prove(order: ConvertOrder) -> source.Proof:
+    """Hash the source and compare it with what is known of it, before any of it is believed."""
+    proof = source.prove(order.file, process.stop_if_asked)
+    wanted = order.source
+    if proof.bytes != wanted.bytes or wanted.sha256 not in (None, proof.sha256):
+        raise SourceError(
+            message(
+                "a source file is not the one that was asked for",
+                "fetch it again, then run the same command again",
+                file=order.file,
+                wanted=f"{wanted.bytes:,} bytes, sha256 {wanted.sha256 or 'any'}",
+                found=f"{proof.bytes:,} bytes, sha256 {proof.sha256}",
+            )
+        )
+    return proof
+
+
+def _shard_line(
+    writer: ShardWriter, name: str, split: str, segments: tuple[tuple[int, int], ...]
+) -> ShardLine:
+    return ShardLine(
+        name=name,
+        split=split,
+        tokens=writer.tokens,
+        documents=writer.documents,
+        bytes=writer.body.bytes,
+        sha256=writer.body.sha256,
+        index_sha256=writer.index.sha256,
+        segments=segments,
+    )

@@ -1,0 +1,188 @@
+"""Run conversions the way a user does, as a command that can be killed, and look at what they leave.
+
+What decides the output is given by the names of fwconvert.Request:
+`run(source, out, tokenizer="bytes", shard_tokens=1000)`.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import fwconvert
+
+REPOSITORY = Path(fwconvert.__file__).parent.parent
+PRIVATE = ".fwconvert"
+HOST = socket.gethostname()
+
+# A conversion in these tests takes seconds; one that hangs must not take the suite with it.
+PATIENCE = 60
+
+
+class Notices:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.texts.append(text)
+
+    def update(self, snapshot: object) -> None:
+        """Ignore it."""
+
+    def mention(self, word: str) -> bool:
+        return any(word in text for text in self.texts)
+
+
+def convert(
+    source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
+) -> fwconvert.Result:
+    """Convert by the Python API."""
+    recipe, root = fwconvert.make_recipe(source=str(source), **choices)
+    return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=workers), notices)
+
+
+def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:
+    """Return the command line of a conversion."""
+    line = [sys.executable, "-m", "fwconvert", "--source", str(source), "--out", str(out), *flags]
+    for name, value in choices.items():
+        line += [f"--{name.replace('_', '-')}", str(value)]
+    return line
+
+
+def start(source: Path, out: Path, *flags: str, **choices: Any) -> "subprocess.Popen[str]":
+    """Start a conversion in a session of its own, in which its workers can be found."""
+    return subprocess.Popen(
+        command(source, out, *flags, **choices),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+@contextmanager
+def running(source: Path, out: Path, *flags: str, **choices: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Have a conversion run during the block; nothing of it is left after."""
+    process = start(source, out, *flags, **choices)
+    try:
+        yield process
+    finally:
+        for member in members(process.pid):
+            member.kill()
+        process.communicate(timeout=PATIENCE)
+
+
+def run(source: Path, out: Path, *flags: str, **choices: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a conversion to its end."""
+    with running(source, out, *flags, **choices) as process:
+        return finish(process)
+
+
+def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    """Wait for a conversion to end; return its exit code and what it said."""
+    said, complained = process.communicate(timeout=PATIENCE)
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+
+
+def wait_until(true: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait until `true()`, or until the conversion has ended."""
+    deadline = time.monotonic() + PATIENCE
+    while not true() and process.poll() is None:
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def members(session: int) -> list[psutil.Process]:
+    """Return the living processes of a session: a conversion and all that it started."""
+    return [member for pid in psutil.pids() if (member := _member(pid, session)) is not None]
+
+
+def _member(pid: int, session: int) -> psutil.Process | None:
+    try:
+        if os.getsid(pid) != session:
+            return None
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except (OSError, psutil.Error):
+        return None
+
+
+def workers(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the worker processes of a conversion."""
+    found = []
+    for member in members(process.pid):
+        try:
+            if any("spawn_main" in word for word in member.cmdline()):
+                found.append(member)
+        except psutil.Error:
+            continue
+    return found
+
+
+def steps(out: Path) -> int:
+    """Return how many jobs and joined shards are done: how far a run is."""
+    folders = [out / PRIVATE / name for name in ("receipts", "joins")]
+    entries = [entry for folder in folders if folder.is_dir() for entry in os.scandir(folder)]
+    return sum(not entry.name.startswith(".") for entry in entries)
+
+
+def tree(out: Path) -> dict[str, str]:
+    """Return the sha256 of every file of the output; of manifest.json without `sessions`."""
+    files = [path for path in out.rglob("*") if path.is_file()]
+    output = {path.relative_to(out).as_posix(): path for path in files}
+    return {name: _sha256(path) for name, path in output.items() if not name.startswith(f"{PRIVATE}/")}
+
+
+def _sha256(path: Path) -> str:
+    content = path.read_bytes()
+    if path.name == "manifest.json":
+        content, found, _ = content.partition(b'\n"sessions": ')
+        assert found, "manifest.json has no line for its sessions"
+    return hashlib.sha256(content).hexdigest()
+
+
+def shards(out: Path) -> dict[str, str]:
+    """Return the sha256 of every token shard and every document index."""
+    return {name: digest for name, digest in tree(out).items() if name != "manifest.json"}
+
+
+def state(out: Path) -> dict[str, tuple[int, str]]:
+    """Return the mtime of everything in a folder and the sha256 of each file."""
+    entries = [out, *out.rglob("*")]
+    return {str(path): (path.stat().st_mtime_ns, _content(path)) for path in entries}
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def litter(out: Path) -> list[str]:
+    """Return the files that a finished run has no use for: half-written ones, and tails already joined."""
+    private = out / PRIVATE
+    hidden = [path for path in out.rglob(".*") if path.is_file()]
+    return [str(path) for path in (*hidden, *private.glob("temporary/*"), *private.glob("tails/*"))]
+
+
+def cut_off(out: Path) -> None:
+    """Make the last session one that was killed: the record of such a session has no end."""
+    for path in out.glob(f"{PRIVATE}/sessions/*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "ended": "", "outcome": ""}))
+
+
+def assert_tidy_end(ended: "subprocess.CompletedProcess[str]", code: int) -> None:
+    """Fail unless a command ended with that exit code and without a traceback."""
+    assert ended.returncode == code, f"exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    assert "Traceback" not in ended.stdout + ended.stderr

@@ -1,0 +1,552 @@
+"""What a person sees of a run: true numbers, in any window, and never at the price of the run."""
+
+import contextlib
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import fwconvert
+from fwconvert import progress
+from fwconvert.config import Rules, SourceShard
+from fwconvert.engine import Progress
+from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
+from fwconvert.progress import Pace, PlainProgress, Speed, TerminalProgress
+from fwconvert.receipt import Segment
+from fwconvert.run import SilentObserver
+from fwconvert.work import Snapshot
+
+if sys.platform != "win32":
+    import fcntl
+    import pty
+    import termios
+
+if TYPE_CHECKING:
+    from fwconvert.work import Observer
+
+RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu")
+CONTEXT = RunContext(Path("out"), "recipe", RULES, 3, "session")
+LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
+
+HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class Lost(io.StringIO):
+    """A terminal whose window was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _: str) -> NoReturn:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def job(path: str = "000_00000.parquet", fraction: float = 0.5, tokens: int = 3_210_000) -> Progress:
+    return Progress(ConvertOrder(CONTEXT, SourceShard(path, 10**9), 0, Path(path)), fraction, tokens, 0)
+
+
+def join_job(name: str = "edu_train_000001.bin", fraction: float = 0.25) -> Progress:
+    segments = (Segment(0, 0, 0, 60_000_000), Segment(1, 60_000_000, 0, 40_000_000))
+    return Progress(JoinOrder(CONTEXT, name, "train", segments, ("a", "b")), fraction, 0, 0)
+
+
+def at(done: float, **changes: Any) -> Snapshot:
+    """Return a snapshot of a first session that has done this part of 8 GB, 3 bytes a token."""
+    units = 8_000_000_000
+    tokens = int(done * units / 3)
+    whole = Snapshot("convert", units, done * units, done * units, tokens, 8, int(done * 8), tokens, ())
+    return replace(whole, **changes)
+
+
+def joining(done: float, running: Sequence[Progress] = ()) -> Snapshot:
+    units = 400_000_000
+    return Snapshot("join", units, done * units, done * units, 2_666_666_666, 8, 8, 2_666_666_666, running)
+
+
+def play(observer: "Observer", clock: Clock, jobs: Sequence[Progress] = (), seconds: int = 40) -> None:
+    """Show a run of a steady 20 MB/s for some seconds, four times a second."""
+    for tick in range(seconds * 4 + 1):
+        observer.update(at(tick / 4 * 20e6 / 8e9, running=jobs))
+        clock.now += 0.25
+
+
+def without_codes(text: str) -> str:
+    """Return what was drawn; each new picture begins on a new line."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def test_empty_sources_count_by_number() -> None:
+    assert progress.fraction(at(0, units=0, units_done=0, jobs=4, jobs_done=1)) == 0.25
+    assert progress.fraction(at(0, units=0, units_done=0, jobs=0, jobs_done=0)) == 0
+
+
+def test_the_time_left_is_unknown_without_speed_and_zero_without_work() -> None:
+    assert progress.seconds_left(at(0.5), None) is None
+    assert progress.seconds_left(at(0.5), Speed(0, 0)) is None
+    assert progress.seconds_left(at(1.0), None) == 0
+    assert progress.seconds_left(at(0.5), Speed(4e6, 1)) == 1000
+
+
+@pytest.fixture
+def pace(clock: Clock) -> Pace:
+    return Pace(clock)
+
+
+def test_two_seconds_of_evidence_are_needed(pace: Pace, clock: Clock) -> None:
+    for done, known in ((0.01, False), (0.02, False), (0.03, True)):
+        pace.add(at(done))
+        assert (pace.recent() is not None) is known
+        clock.now += 1
+
+
+def test_the_speed_is_of_the_last_half_minute(pace: Pace, clock: Clock) -> None:
+    done = 0.001
+    for megabytes in [10] * 60 + [40] * 30:
+        pace.add(at(done))
+        clock.now += 1
+        done += megabytes * 1e6 / 8e9
+    pace.add(at(done))
+    speed = pace.recent()
+    assert speed is not None
+    assert speed.units == pytest.approx(40e6)
+    assert speed.tokens == pytest.approx(40e6 / 3, rel=1e-6)
+
+
+def test_a_resumed_run_shows_only_its_own_speed(pace: Pace, clock: Clock) -> None:
+    for seconds in range(6):
+        pace.add(at(0.9, session_units=seconds * 5e6, session_tokens=seconds * 2_000_000))
+        clock.now += 1
+    assert pace.recent() == Speed(5e6, 2e6)
+
+
+def test_the_start_of_the_workers_does_not_count(pace: Pace, clock: Clock) -> None:
+    for done in [0.0] * 20 + [0.01, 0.02, 0.03, 0.04]:
+        pace.add(at(done))
+        clock.now += 1
+    speed = pace.recent()
+    assert speed is not None
+    assert speed.units == pytest.approx(0.01 * 8e9)
+
+
+def test_work_taken_back_by_a_failed_job_is_no_speed(pace: Pace, clock: Clock) -> None:
+    for done in (0.5, 0.4, 0.3):
+        pace.add(at(done))
+        clock.now += 1
+    assert pace.recent() == Speed(0, 0)
+    assert progress.seconds_left(at(0.3), pace.recent()) is None
+
+
+def test_a_run_that_hangs_shows_no_speed(pace: Pace, clock: Clock) -> None:
+    for _ in range(40):
+        pace.add(at(0.5))
+        clock.now += 1
+    assert pace.recent() == Speed(0, 0)
+
+
+def test_the_join_is_measured_by_itself_in_tokens(pace: Pace, clock: Clock) -> None:
+    pace.add(at(1.0))
+    clock.now += 10
+    for done in (0.25, 0.5, 0.75):
+        assert pace.recent() is None
+        pace.add(joining(done))
+        clock.now += 1
+    assert pace.recent() == Speed(1e8, 1e8)
+    assert pace.average(joining(0.75)) == Speed(1e8, 1e8)
+
+
+def test_memory_stays_small(pace: Pace, clock: Clock) -> None:
+    for tick in range(10_000):
+        pace.add(at(tick / 10_000))
+        clock.now += 0.25
+    assert len(pace._samples) < 130
+
+
+def test_it_logs_at_the_start_after_five_seconds_and_every_twenty(clock: Clock) -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream, clock) as plain:
+        play(plain, clock, seconds=50)
+    percents = re.findall(r"convert ([0-9.]+)%", stream.getvalue())
+    assert percents == ["0.0", "1.2", "6.2", "11.2", "12.5"]
+
+
+def test_a_line_has_all_numbers(clock: Clock) -> None:
+    stream = io.StringIO()
+    plain = PlainProgress(stream, clock)
+    play(plain, clock, seconds=30)
+    line = stream.getvalue().splitlines()[-1]
+    numbers = "convert 6.2% · 0/8 jobs · 167M tokens · 6.67M tokens/s · 20.0 MB/s · 0:06:15 left"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(numbers)}", line)
+
+
+def test_the_end_is_logged_even_after_an_exception(clock: Clock) -> None:
+    stream = io.StringIO()
+    with contextlib.suppress(KeyboardInterrupt), PlainProgress(stream, clock) as plain:
+        play(plain, clock, seconds=10)
+        raise KeyboardInterrupt
+    assert "convert 2.5% · 0/8 jobs · 66.7M tokens · in 0:00:10" in stream.getvalue().splitlines()[-1]
+
+
+def test_each_phase_leaves_its_outcome(clock: Clock) -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream, clock) as plain:
+        plain.update(at(0))
+        clock.now += 4
+        plain.update(at(1.0))
+        plain.update(joining(0))
+        clock.now += 2
+        plain.update(joining(1.0))
+    lines = [line[9:] for line in stream.getvalue().splitlines()]
+    assert lines[1:] == [
+        "convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:04 · 667M tokens/s · 2000 MB/s",
+        "join 100% · 8/8 jobs · 400M tokens joined · in 0:00:02 · 200M tokens/s",
+    ]
+
+
+def test_a_notice_comes_at_once_and_keeps_its_lines(clock: Clock) -> None:
+    stream = io.StringIO()
+    PlainProgress(stream, clock).notice("it failed\n  file  a.parquet")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d it failed\n {11}file  a\.parquet\n", stream.getvalue())
+
+
+def test_there_are_no_codes_and_no_carriage_returns(clock: Clock) -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream, clock) as plain:
+        plain.notice("red\x1b[31m\r\nnext")
+        play(plain, clock, [job()])
+    assert all(character.isprintable() or character == "\n" for character in stream.getvalue())
+
+
+def test_it_writes_ascii_where_there_is_no_more(clock: Clock) -> None:
+    raw = io.BytesIO()
+    with PlainProgress(io.TextIOWrapper(raw, "ascii", "strict", write_through=True), clock) as plain:
+        play(plain, clock)
+    assert b"convert 0.0% | 0/8 jobs | 0 tokens | - tokens/s | - MB/s | - left" in raw.getvalue()
+
+
+def test_nothing_is_said_of_a_run_that_had_nothing_to_do() -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream):
+        pass
+    assert not stream.getvalue()
+
+
+def test_a_lost_stream_does_not_stop_the_run(clock: Clock) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Lost(), closed):
+        with PlainProgress(stream, clock) as plain:
+            plain.notice("still here")
+            play(plain, clock)
+
+
+def shown(clock: Clock, width: int, jobs: Sequence[Progress], height: int = 24) -> list[str]:
+    """Return the last picture of the display, line by line, as it was drawn."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=height, force_terminal=True)
+    terminal = TerminalProgress(console, clock)
+    play(terminal, clock, jobs, seconds=39)
+    clock.now += 0.75
+    stream.seek(0)
+    stream.truncate()
+    terminal.update(at(40 * 20e6 / 8e9, running=jobs))
+    picture = without_codes(stream.getvalue()).strip("\n").splitlines()
+    terminal.__exit__()
+    return picture
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_all_numbers_are_there_and_no_line_is_too_wide(clock: Clock, width: int) -> None:
+    lines = shown(clock, width, [job(), job(LONG.format(1), 0.999, 12_300_000)])
+    assert max(map(cell_len, lines)) <= width
+    assert re.fullmatch(r"convert ━+─+  10\.0% · 0:06:00 left", lines[0])
+    assert lines[1] == "0/8 jobs · 267M tokens · 6.67M tokens/s · 20.0 MB/s"
+    assert re.fullmatch(r"  000_00000\.parquet +━+─+  50% 3\.21M( tokens)?", lines[2])
+    assert re.fullmatch(r"  data/CC.*00001-of-00064\.parquet +━+─  99% 12\.3M( tokens)?", lines[3])
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 61, 79, 80, 81, 100, 132, 200])
+def test_no_width_is_exceeded(clock: Clock, width: int) -> None:
+    jobs = [job("教育/" * 12 + "文書.parquet"), job(LONG.format(3), 1.0, 999_400_000), job("a", 0, 0)]
+    assert max(map(cell_len, shown(clock, width, jobs))) <= width
+
+
+def test_the_bars_stand_below_each_other(clock: Clock) -> None:
+    jobs = [job("a.parquet"), job(LONG.format(3)), job("教育.parquet")]
+    starts = {cell_len(line[: line.index("━")]) for line in shown(clock, 80, jobs)[2:]}
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("height", [4, 24, 50, 100])
+def test_of_64_jobs_as_many_are_shown_as_the_window_has_room_for(clock: Clock, height: int) -> None:
+    jobs = [job(LONG.format(number)) for number in range(64)]
+    lines = shown(clock, 80, jobs, height)
+    count = sum("parquet" in line for line in lines)
+    assert len(lines) <= height
+    assert count == min(64, max(1, height - 6))
+    if count < 64:
+        assert lines[-1] == f"  … and {64 - count} more"
+
+
+def test_the_join_counts_tokens() -> None:
+    lines = progress.screen(joining(0.5, [join_job()]), Speed(5e7, 5e7), 80, 24)
+    head, numbers, line = ("".join(text for text, _ in spans) for spans in lines)
+    assert re.fullmatch(r"join ━+─+  50\.0% · 0:00:04 left *", head)
+    assert numbers == "8/8 jobs · 200M tokens joined · 50.0M tokens/s"
+    assert re.fullmatch(r"  edu_train_000001\.bin ━+─+  25% 25\.0M tokens", line)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_one_line_of_each_phase_is_left_and_the_cursor_is_back(clock: Clock, interrupted: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, height=24, force_terminal=True)
+    with contextlib.suppress(KeyboardInterrupt), TerminalProgress(console, clock) as terminal:
+        play(terminal, clock, [job()], seconds=4)
+        terminal.update(at(1.0))
+        terminal.update(joining(0.5, [join_job()]))
+        if interrupted:
+            raise KeyboardInterrupt
+        clock.now += 1
+        terminal.update(joining(1.0))
+    out = stream.getvalue()
+    assert out.index(HIDE_CURSOR) < out.index(SHOW_CURSOR)
+    assert out.count(HIDE_CURSOR) == out.count(SHOW_CURSOR) == 1
+    assert ERASE_LINE in out[out.index(SHOW_CURSOR) :]
+    assert without_codes(out).count("convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:04") == 1
+    last = without_codes(out[out.index(SHOW_CURSOR) :]).strip("\n")
+    assert re.fullmatch(r"join (50\.0|100)% · 8/8 jobs · [24]00M tokens joined · in 0:00:0.*", last)
+
+
+def test_a_notice_is_printed_once_and_keeps_its_lines(clock: Clock) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=60, height=24, force_terminal=True)
+    words = "the kernel kills the largest process when memory runs out"
+    with TerminalProgress(console, clock) as terminal:
+        terminal.notice("before the display")
+        play(terminal, clock, [job()], seconds=2)
+        terminal.notice(f"a worker died [bold]\n  hint  {words}\n  -> use fewer")
+        play(terminal, clock, [job()], seconds=2)
+    out = without_codes(stream.getvalue())
+    assert out.count("before the display\n") == 1
+    hint = "  hint  the kernel kills the largest process when memory\n    runs out\n"
+    assert out.count(f"a worker died [bold]\n{hint}  -> use fewer\n") == 1
+
+
+def test_a_path_in_a_notice_stays_whole_for_copying(clock: Clock) -> None:
+    stream = io.StringIO()
+    path = f"/{'a' * 50}/{'b' * 50}"
+    console = Console(file=stream, width=60, height=24, force_terminal=True)
+    TerminalProgress(console, clock).notice(f"  log  {path}")
+    assert f"{path}\n" in stream.getvalue()
+
+
+def test_the_display_leaves_stdout_alone(clock: Clock) -> None:
+    before = sys.stdout
+    with TerminalProgress(Console(file=io.StringIO(), force_terminal=True), clock) as terminal:
+        terminal.update(at(0.5))
+        assert sys.stdout is before
+
+
+def test_it_draws_at_most_four_times_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    monkeypatch.setattr(TerminalProgress, "_draw", lambda *_: drawn.append(clock.now))
+    terminal = TerminalProgress(Console(file=io.StringIO()), clock)
+    for tick in range(1000):
+        terminal.update(at(tick / 1000))
+        clock.now += 0.01
+    assert 35 <= len(drawn) <= 41
+
+
+def test_a_lost_terminal_does_not_stop_the_run(clock: Clock) -> None:
+    with TerminalProgress(progress.terminal(Lost()), clock) as terminal:
+        terminal.notice("still here")
+        play(terminal, clock, [job()])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_old_terminal_gets_plainer_glyphs(clock: Clock, encoding: str) -> None:
+    raw = io.BytesIO()
+    console = progress.terminal(io.TextIOWrapper(raw, encoding, "strict", write_through=True))
+    with TerminalProgress(console, clock) as terminal:
+        terminal.notice("教育 …")
+        play(terminal, clock, [job("教育.parquet")])
+    out = without_codes(raw.getvalue().decode(encoding))
+    assert "???? ~\n" in out
+    assert re.search(r"convert #+-+ .* left", out)
+    assert "\\u" not in out
+
+
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_a_terminal_gets_the_display() -> None:
+    with progress.choose(quiet=False, stream=Screen()) as observer:
+        assert isinstance(observer, TerminalProgress)
+
+
+def test_a_pipe_gets_log_lines() -> None:
+    with progress.choose(quiet=False, stream=io.StringIO()) as observer:
+        assert isinstance(observer, PlainProgress)
+
+
+def test_a_dumb_terminal_gets_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with progress.choose(quiet=False, stream=Screen()) as observer:
+        assert isinstance(observer, PlainProgress)
+
+
+def test_quiet_shows_nothing() -> None:
+    stream = Screen()
+    with progress.choose(quiet=True, stream=stream) as observer:
+        assert isinstance(observer, SilentObserver)
+        observer.notice("nobody hears this")
+    assert not stream.getvalue()
+
+
+def test_without_stderr_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress.choose(quiet=False) as observer:
+        assert isinstance(observer, SilentObserver)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, colour: bool) -> None:
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    stream = Screen()
+    with progress.choose(quiet=False, stream=stream) as observer:
+        observer.update(at(0.5))
+    assert ("\x1b[32m━" in stream.getvalue()) is colour
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    heavy = "{'rich', 'numpy', 'pyarrow', 'tiktoken', 'multiprocessing'}"
+    code = f"import sys, fwconvert.progress; print({heavy} & sys.modules.keys() or 'nothing')"
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environment(), text=True) == "nothing\n"
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which a child can import the package and this module."""
+    places = [Path(fwconvert.__file__).parents[1], Path(__file__).parent]
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    return clean | {
+        "TERM": "xterm-256color",
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "PYTHONUTF8": "1",
+    }
+
+
+def a_short_run() -> None:
+    """Show a short run on stderr; what the tests with a real terminal run in a child."""
+    with progress.choose(quiet=False) as observer:
+        for tick in range(12):
+            observer.update(at(tick / 11, running=[job(fraction=tick / 11)]))
+            if tick == 6:
+                observer.notice("half of it is done")
+            time.sleep(0.05)
+        observer.update(at(1.0))
+    sys.stdout.write("a result\n")
+
+
+def a_run_that_outlives_its_terminal(proof: str) -> None:
+    """Go on after the terminal is gone, then leave a proof."""
+    with progress.choose(quiet=False) as observer:
+        observer.update(at(0.1, running=[job()]))
+        sys.stdin.readline()  # Ends when the terminal hangs up.
+        time.sleep(0.1)
+        for tick in range(12):
+            observer.notice(f"tick {tick}")
+            observer.update(at(tick / 11, running=[job()]))
+            time.sleep(0.05)
+    Path(proof).write_text("done", encoding="utf-8")
+
+
+needs_pty = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pty module")
+
+
+def open_terminal(width: int) -> tuple[int, int]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    return ours, theirs
+
+
+def start(theirs: int, code: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", f"import test_progress; test_progress.{code}"]
+    child = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True
+    )
+    os.close(theirs)
+    return child
+
+
+def read_all(ours: int) -> str:
+    pieces = []
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
+        while piece := os.read(ours, 65536):
+            pieces.append(piece)
+    os.close(ours)
+    return b"".join(pieces).decode()
+
+
+@needs_pty
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_final_state_stays_on_the_screen(width: int) -> None:
+    ours, theirs = open_terminal(width)
+    child = start(theirs, "a_short_run()")
+    out = read_all(ours)
+    assert child.wait(30) == 0
+    assert HIDE_CURSOR in out
+    end = without_codes(out[out.rindex(SHOW_CURSOR) :]).strip("\n").splitlines()
+    assert end[0].startswith("convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:0")
+    assert end[1] == "a result"
+    assert without_codes(out).count("half of it is done\n") == 1
+    assert max(cell_len(line) for line in without_codes(out).splitlines()) <= width
+
+
+@needs_pty
+def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+    ours, theirs = open_terminal(80)
+    child = start(theirs, f"a_run_that_outlives_its_terminal({str(tmp_path / 'proof')!r})")
+    os.read(ours, 1)
+    os.close(ours)
+    assert child.wait(30) == 0
+    assert (tmp_path / "proof").read_text() == "done"
