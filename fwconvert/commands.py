@@ -64,7 +64,7 @@ def plan(args: argparse.Namespace) -> int:
         disk_used_already=there,
         disk_free=free,
     )
-    _print_json(shown) if args.json else print(_plan_text(shown, needed, recipe))
+    print(_json(shown) if args.json else _plan_text(shown, needed, recipe))
     return 0
 
 
@@ -73,7 +73,7 @@ def status(args: argparse.Namespace) -> int:
     from fwconvert.status import status as look  # noqa: PLC0415
 
     found = look(args.out)
-    _print_json(found) if args.json else print(_status_text(found))
+    print(_json(found) if args.json else _status_text(found))
     return 0 if found.complete else 1
 
 
@@ -82,7 +82,8 @@ def verify(args: argparse.Namespace) -> int:
     from fwconvert.verify import verify as prove  # noqa: PLC0415
 
     report = prove(args.out)
-    _print_json(report) if args.json else print(_verify_text(report, args.out))
+    facts = {"ok": report.ok, **records.as_builtin(report)}
+    print(_json(facts) if args.json else _verify_text(report, args.out))
     return 0 if report.ok else 1
 
 
@@ -162,8 +163,8 @@ def _default_out(version: str | None, source: str | None) -> Path:
     return Path(f"edu_fineweb{Path(version or '').stem}")
 
 
-def _print_json(value: object) -> None:
-    print(records.encode(value).decode())
+def _json(value: object) -> str:
+    return records.encode(value).decode()
 
 
 def _outcome(result: "Result", recipe: Recipe) -> str:

@@ -102,7 +102,7 @@ class Recipe(Part, frozen=True, dict=True):
         """Equal for equal recipes; the version's display name and totals do not count."""
         return digest([self.source.dataset, self.source.revision, self.source.files, self.rules])
 
-    @property
+    @cached_property
     def block_digits(self) -> int:
         """How many digits a block number has, so that names sort in order.
 

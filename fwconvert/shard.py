@@ -138,12 +138,12 @@ def map_array(path: Path, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
 def _reading(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise ShardError(message("a file cannot be read", file=path, reason=error.strerror)) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _token_count(path: Path, head: bytes, token_type: TokenType) -> int:

@@ -116,8 +116,9 @@ def test_verify_finds_nothing_wrong_and_then_something(
     shard = min((tmp_path / "o").glob("*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1])
     assert main(["verify", str(tmp_path / "o"), "--json"]) == 1
-    problems = json.loads(capsys.readouterr().out)["problems"]
-    assert any(problem["file"] == shard.name for problem in problems)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ok"] is False
+    assert any(problem["file"] == shard.name for problem in facts["problems"])
     assert main(["verify", str(tmp_path / "o")]) == 1
     assert shard.name in capsys.readouterr().out
 
