@@ -39,6 +39,7 @@ class Output:
             self._descriptor = os.open(self.temporary, _FLAGS, 0o644)
         self._open = True
         self._exists = True
+        self._spoilt = False
 
     def __enter__(self) -> Self:
         return self
@@ -56,15 +57,17 @@ class Output:
         view = memoryview(content)
         self._sha256.update(view)
         self.bytes += len(view)
-        with writing(self.temporary, self.bytes):
+        with self._spoiling():
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
     def finish(self) -> None:
         """Bring the content to the disk. After this the file only awaits its name."""
+        if self._spoilt:
+            raise OutputError(message("a file whose writing failed cannot be finished", file=self.temporary))
         if not self._open:
             return
-        with writing(self.temporary, self.bytes):
+        with self._spoiling():
             os.fsync(self._descriptor)
         self._close()
 
@@ -84,9 +87,17 @@ class Output:
             self._exists = False
             remove(self.temporary)
 
+    @contextmanager
+    def _spoiling(self) -> Iterator[None]:
+        """Remember a failure in the block: nothing may be tried again on this file."""
+        self._spoilt = True
+        with writing(self.temporary, self.bytes):
+            yield
+        self._spoilt = False
+
     def _close(self) -> None:
         self._open = False
-        with writing(self.temporary):
+        with self._spoiling():
             os.close(self._descriptor)
 
 
@@ -100,8 +111,8 @@ def replace(path: Path, content: bytes) -> None:
 
 def make_folder(path: Path) -> None:
     """Make a folder and its missing parents, durably."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync_folder(folder.parent)

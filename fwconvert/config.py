@@ -8,7 +8,7 @@ changes a byte or a name of the output.
 import os
 import re
 from dataclasses import dataclass
-from decimal import Decimal
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -124,6 +124,10 @@ class Options:
     workers: int | None = None
     check_disk: bool = True
 
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(message("a run needs at least one worker", workers=self.workers))
+
     @property
     def worker_count(self) -> int:
         """How many workers to run: one for each usable core unless told."""
@@ -168,12 +172,13 @@ def parse_count(text: str) -> int:
 
     Exact: a number that is not whole (1.5, 1e-3) raises ValueError.
     """
-    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmMbBgGtT]?)", text.strip())
+    digits = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?"
+    match = re.fullmatch(rf"({digits})([kKmMbBgGtT]?)", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a number such as 100M, 1_000_000 or 1e6")
     scale = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[match[2].lower()]
-    number = Decimal(re.sub("[_,]", "", match[1])).scaleb(scale)
-    if number != int(number):
+    number = Fraction(re.sub("[_,]", "", match[1])) * 10**scale
+    if number.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
 
@@ -184,5 +189,5 @@ def is_safe(path: str) -> bool:
         return False
     parts = path.split("/")
     return all(0 < len(part) <= 255 and part not in (".", "..") for part in parts) and not (
-        PurePosixPath(path).is_absolute() or re.match(r"[A-Za-z]:", path)
+        PurePosixPath(path).is_absolute() or path[1:2] == ":"
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fwconvert.engine import Engine, Progress
-from fwconvert.errors import OutputError, Stopped
+from fwconvert.errors import FwconvertError, OutputError, Stopped
 from fwconvert.orders import Failure, Order, Outcome
 from fwconvert.receipt import JoinReceipt, Receipt
 
@@ -120,6 +120,8 @@ def drive(orders: Iterable[Order], engine: Engine, watcher: Watcher) -> None:
     Raises OutputError if the output cannot be written, and Stopped if the
     watcher does. By then no worker is at work any more.
     """
+    if engine.slots < 1:
+        raise ValueError(f"an engine needs a slot, and this has {engine.slots}")
     flight = _Flight(engine, watcher, deque(_State(order) for order in orders))
     try:
         while flight.waiting or flight.flying:
@@ -135,13 +137,15 @@ def _wind_down(flight: _Flight) -> None:
     """Let the workers stop; what they finish meanwhile still counts."""
     flight.engine.stop()
     deadline = time.monotonic() + _GRACE_SECONDS
-    while flight.flying and time.monotonic() < deadline and not flight.watcher.impatient():
-        _land_quietly(flight)
-    if flight.flying:
-        flight.engine.kill()
-        wait(flight.flying)
+    try:
+        while flight.flying and time.monotonic() < deadline and not flight.watcher.impatient():
+            _land_quietly(flight)
+    finally:
+        if flight.flying:
+            flight.engine.kill()
+            wait(flight.flying)
 
 
 def _land_quietly(flight: _Flight) -> None:
-    with suppress(OutputError, Stopped):  # Already on the way down, for a reason of its own.
+    with suppress(FwconvertError):  # Already on the way down, for a reason of its own.
         flight.land(0.05)

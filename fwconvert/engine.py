@@ -106,7 +106,12 @@ class LocalEngine:
         slot.order = order
         with _signals_held(), _main_hidden():
             before = set(multiprocessing.active_children())
-            slot.future = slot.executor.submit(_carry_out, order)
+            try:
+                slot.future = slot.executor.submit(_carry_out, order)
+            except BrokenProcessPool:  # It died while it was idle.
+                _retire(slot)
+                slot.executor = self._executor(slot)
+                slot.future = slot.executor.submit(_carry_out, order)
             started = set(multiprocessing.active_children()) - before
         slot.process = next(iter(started), slot.process)
         return slot.future

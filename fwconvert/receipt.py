@@ -93,16 +93,19 @@ AnyReceipt = TypeVar("AnyReceipt", Receipt, JoinReceipt)
 
 def publish(receipt: Receipt | JoinReceipt, path: Path) -> None:
     """Write the receipt, durably: this is the commit."""
-    sealed = msgspec.structs.replace(receipt, digest=records.digest(receipt))
+    sealed = msgspec.structs.replace(receipt, digest=_digest(receipt))
     atomic.replace(path, records.encode(sealed) + b"\n")
 
 
 def read(path: Path, kind: type[AnyReceipt], recipe_id: str) -> AnyReceipt:
     """Return a receipt that can be believed, or raise ManifestError that says why not."""
     receipt = records.read(path, kind)
-    unsealed = msgspec.structs.replace(receipt, digest="")
-    if records.digest(unsealed) != receipt.digest:
+    if _digest(receipt) != receipt.digest:
         raise ManifestError(message("a receipt is damaged: its digest does not fit", file=path))
     if receipt.recipe_id != recipe_id:
         raise ManifestError(message("a receipt belongs to another recipe", file=path))
     return receipt
+
+
+def _digest(receipt: Receipt | JoinReceipt) -> str:
+    return records.digest(msgspec.structs.replace(receipt, digest=""))

@@ -32,8 +32,8 @@ R = TypeVar("R", bound=Record)
 
 
 def encode(value: object) -> bytes:
-    """Return `value` as canonical JSON: compact, keys in the order of their declaration."""
-    return msgspec.json.encode(value)
+    """Return `value` as canonical JSON: compact; fields as declared, keys of dictionaries sorted."""
+    return msgspec.json.encode(value, order="deterministic")
 
 
 def as_builtin(value: object) -> dict[str, Any]:

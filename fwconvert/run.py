@@ -24,6 +24,8 @@ from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Quarantined, Snapshot, StopSwitch, Work
 
 _FOOTERS_READ = 100
+# No honest text is packed tighter than this; a damaged footer may say anything.
+_MOST_UNPACKED = 100
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ def _footers(recipe: Recipe, origin: Origin) -> dict[str, plan.Size]:
     files = recipe.source.files
     for file in files[:: max(1, len(files) // _FOOTERS_READ)]:
         with suppress(SourceError):  # A bad source is the job's affair; its size is guessed.
-            footer = source.footer(origin.fetch(file), recipe.rules.text_column)
-            sizes[file.path] = plan.Size(footer.rows, footer.text_bytes)
+            size = source.footer(origin.fetch(file))
+            if size.text_bytes <= file.bytes * _MOST_UNPACKED:
+                sizes[file.path] = size
     return sizes
 
 
@@ -120,6 +123,15 @@ def free_bytes(path: Path) -> int:
 
 
 def _origin(recipe: Recipe, options: Options) -> Origin:
+    if not recipe.source.files and options.root is not None:
+        raise UsageError(
+            message(
+                "this version does not list its files, so the ones in --source cannot be proven",
+                "pass --source DIR without --version",
+                dataset=recipe.source.dataset,
+                folder=recipe.source.folder,
+            )
+        )
     if options.root is None:
         raise UsageError(
             message(

@@ -5,7 +5,7 @@ It is what makes a folder belong to a recipe.
 
 from fwconvert import atomic, names, records
 from fwconvert.config import Recipe
-from fwconvert.errors import UsageError, message
+from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
 
@@ -29,15 +29,15 @@ def read_plan(folder: RunFolder) -> Recipe:
         raise UsageError(
             message("this folder is not a run of fwconvert", "name the folder of a run", folder=folder.path)
         )
-    return records.read(folder.plan, SavedPlan).recipe
+    return _read(folder).recipe
 
 
 def refuse_other_recipe(folder: RunFolder, recipe: Recipe) -> None:
     """Raise UsageError if the folder belongs to something else than `recipe`."""
-    if not folder.plan.is_file():
+    if not _has_plan(folder):
         _refuse_foreign_shards(folder, recipe)
         return
-    saved = records.read(folder.plan, SavedPlan)
+    saved = _read(folder)
     if saved.recipe_id != recipe.recipe_id:
         raise UsageError(
             message(
@@ -47,6 +47,14 @@ def refuse_other_recipe(folder: RunFolder, recipe: Recipe) -> None:
                 **_differences(saved.recipe, recipe),
             )
         )
+
+
+def _has_plan(folder: RunFolder) -> bool:
+    try:
+        return folder.plan.is_file()
+    except OSError as error:  # For example a name that is too long.
+        reason = error.strerror
+        raise UsageError(message("--out cannot be used", given=folder.path, reason=reason)) from error
 
 
 def _refuse_foreign_shards(folder: RunFolder, recipe: Recipe) -> None:
@@ -84,6 +92,7 @@ def _source_differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
     groups = {
         "sources_missing_now": [path for path in old if path not in new],
         "sources_new": [path for path in new if path not in old],
+        "sources_in_another_order": [*new] if [*old] != [*new] and sorted(old) == sorted(new) else [],
         "sources_changed": [path for path in old if path in new and old[path] != new[path]],
     }
     return {name: _some(paths) for name, paths in groups.items() if paths}
@@ -92,3 +101,10 @@ def _source_differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
 def _some(paths: list[str]) -> str:
     shown = ", ".join(paths[:3])
     return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
+
+
+def _read(folder: RunFolder) -> SavedPlan:
+    saved = records.read(folder.plan, SavedPlan)
+    if saved.recipe_id != saved.recipe.recipe_id:
+        raise ManifestError(message("a plan is damaged: its recipe has another recipe_id", file=folder.plan))
+    return saved

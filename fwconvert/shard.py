@@ -6,10 +6,12 @@ byte. This module has the only writer and the only reader of both files; verify,
 show and the tests use the same reader.
 """
 
+import errno
 import os
+import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,13 +64,11 @@ class ShardWriter:
         self._index_type = INDEX_TYPE if tokens else tail_index_type(rules)
         self.tokens = 0
         self.documents = 0
-        self.body = Output(folder, label)
-        try:
-            self.index = Output(folder, label)
-        except BaseException:
-            self.body.discard()
-            raise
-        self.body.write(header(rules.token_type, tokens))
+        with ExitStack() as unfinished:
+            self.body = unfinished.enter_context(Output(folder, label))
+            self.index = unfinished.enter_context(Output(folder, label))
+            self.body.write(header(rules.token_type, tokens))
+            unfinished.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +139,8 @@ def _reading(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
             yield descriptor
         finally:
             os.close(descriptor)

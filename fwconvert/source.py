@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fwconvert.errors import SourceError, message
+from fwconvert.plan import Size
 
 # About 5 MB of FineWeb-Edu text; decode speed does not depend on it.
 BATCH_ROWS = 1024
@@ -39,14 +40,6 @@ class TextBatch:
     def text_bytes(self) -> int:
         """The size of the texts in UTF-8."""
         return int(pc.sum(pc.binary_length(self.texts)).as_py() or 0)
-
-
-@dataclass(frozen=True)
-class Footer:
-    """What a parquet footer says without reading any text."""
-
-    rows: int
-    text_bytes: int
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,17 @@ def unchanged(path: Path, proof: Proof) -> None:
         )
 
 
-def footer(path: Path, text_column: str) -> Footer:
-    """Return what the footer says of the rows and the text column, or raise SourceError."""
+def footer(path: Path) -> Size:
+    """Return what the footer says of the size, or raise SourceError.
+
+    The text's size is that of all columns, of which it is nearly the whole in
+    FineWeb-Edu. Asking for one column lets a damaged footer end the process
+    (pyarrow 26), and this is asked before anything is proven.
+    """
     with reading(path), _opened(path) as parquet:
-        column = _column_index(parquet, path, text_column)
         metadata = parquet.metadata
         groups = range(metadata.num_row_groups)
-        sizes = (metadata.row_group(group).column(column).total_uncompressed_size for group in groups)
-        return Footer(metadata.num_rows, sum(sizes))
+        return Size(metadata.num_rows, sum(metadata.row_group(group).total_byte_size for group in groups))
 
 
 @contextmanager
@@ -115,10 +111,11 @@ def row_count(path: Path) -> int:
 def batches(path: Path, text_column: str) -> Iterator[TextBatch]:
     """Yield the documents of a parquet file in order, with their rows."""
     with reading(path), _opened(path) as parquet:
-        _column_index(parquet, path, text_column)
+        _check_column(parquet, path, text_column)
         first = 0
         for rows in parquet.iter_batches(BATCH_ROWS, columns=[text_column], use_threads=False):
-            yield _documents(_as_text(rows.column(0), path, first), first)
+            column = rows.column(rows.schema.names.index(text_column))
+            yield _documents(_as_text(column, path, first), first)
             first += rows.num_rows
         if first != parquet.metadata.num_rows:
             raise SourceError(
@@ -141,8 +138,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         yield parquet
 
 
-def _column_index(parquet: pq.ParquetFile, path: Path, name: str) -> int:
-    """Return the column's place in the file. pyarrow itself reads nothing for a misspelt name."""
+def _check_column(parquet: pq.ParquetFile, path: Path, name: str) -> None:
+    """Raise SourceError unless the column is there. pyarrow itself reads nothing for a misspelt name."""
     schema = parquet.schema_arrow
     if schema.names.count(name) != 1 or not _is_text(schema.field(name).type):
         found = ", ".join(f"{field.name} ({field.type})" for field in schema)
@@ -155,8 +152,6 @@ def _column_index(parquet: pq.ParquetFile, path: Path, name: str) -> int:
                 columns=found[:2000],
             )
         )
-    paths = [parquet.schema.column(at).path for at in range(len(parquet.schema))]
-    return paths.index(name)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -89,6 +89,9 @@ class _Surveyor:
         made = self._receipt(path, Receipt)
         if made is None:
             return
+        if made.path != source_path:
+            self._withdraw(path, f"the receipt of {source_path} is that of {made.path}")
+            return
         files = _job_files(self.folder, made, with_tail=made.tail.tokens != covered)
         if self._trusts(made.session, files):
             self.found.jobs[source_path] = made

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fwconvert.errors import ShardError, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
@@ -21,6 +22,8 @@ def joined_pieces(folder: RunFolder, order: JoinOrder) -> Iterator[Piece]:
         index = map_array(folder.tail_index(key), tail_index_type(rules), 0)
         starts = index["start"].astype(np.int64)
         stop = segment.start + segment.tokens
+        if stop > len(tokens):
+            raise ShardError(message("a tail is shorter than its receipt says", file=folder.tail(key)))
         for begin in range(segment.start, stop, _STEP):
             end = min(begin + _STEP, stop)
             first, last = np.searchsorted(starts, (begin, end))

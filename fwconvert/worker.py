@@ -62,6 +62,7 @@ def join(order: JoinOrder) -> JoinReceipt:
             writer.write(piece)
             process.show(writer.tokens, order.tokens)
             process.stop_if_asked()
+        assert writer.tokens == order.tokens, f"{writer.tokens} tokens joined of {order.tokens}"
         writer.finish()
         segments = tuple((segment.source, segment.first) for segment in order.segments)
         line = _shard_line(writer, order.name, order.split, segments)

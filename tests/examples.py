@@ -1,10 +1,14 @@
-"""A recipe for tests that need some recipe, and ways to change a part of it."""
+"""A recipe for tests that need some recipe, and ways to change a part of it; settings for property tests."""
 
 from typing import Any
 
 import msgspec
+from hypothesis import HealthCheck, settings
 
 from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
+
+# A busy machine is no failure.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 RULES = Rules(
     tokenizer="gpt2",

@@ -9,7 +9,7 @@ import pytest
 from fwconvert import errors
 from fwconvert.errors import FwconvertError, message
 
-KINDS = [FwconvertError, *FwconvertError.__subclasses__()]
+KINDS: list[type[FwconvertError]] = [FwconvertError, *FwconvertError.__subclasses__()]
 
 
 def raise_by_name(name: str, text: str) -> None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from examples import unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,6 +205,7 @@ def decoded(raw: bytes) -> Sample | None:
 
 
 @given(st.binary(max_size=400))
+@unhurried
 def test_random_bytes_are_refused_and_never_raise_anything_else(raw: bytes) -> None:
     assert decoded(raw) is None
 
@@ -216,6 +218,7 @@ def test_random_bytes_are_refused_and_never_raise_anything_else(raw: bytes) -> N
     ),
     st.sampled_from(sorted(PLAIN)),
 )
+@unhurried
 def test_random_values_in_a_record_are_refused_or_of_the_declared_type(value: object, key: str) -> None:
     found = decoded(json.dumps({**PLAIN, key: value}).encode())
 
@@ -224,7 +227,7 @@ def test_random_values_in_a_record_are_refused_or_of_the_declared_type(value: ob
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(unhurried, max_examples=400)
 def test_a_mutated_record_is_refused_or_read_but_never_raises_anything_else(data: st.DataObject) -> None:
     raw = bytearray(SAMPLE_JSON.encode())
     for _ in range(data.draw(st.integers(1, 4))):

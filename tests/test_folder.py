@@ -1,0 +1,196 @@
+"""Where everything in a run's folder lies, and that only one session at a time works there."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import child
+import pytest
+
+from fwconvert.errors import OutputError, UsageError
+from fwconvert.folder import Lock, RunFolder, holder
+
+HOLD = """
+    import sys
+    from pathlib import Path
+    from fwconvert.folder import Lock, RunFolder
+    with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
+        print("locked", flush=True)
+        sys.stdin.readline()
+    print("freed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "out")
+    folder.make()
+    return folder
+
+
+@pytest.fixture
+def other(folder: RunFolder) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that holds the lock until it is sent a line."""
+    with child.start(HOLD, folder.path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_make_makes_every_folder_and_can_be_repeated(folder: RunFolder) -> None:
+    folder.make()
+
+    wanted = {"receipts", "joins", "quarantine", "tails", "temporary", "sessions", "logs"}
+    assert {path.name for path in folder.private.iterdir()} == wanted
+    assert {path.name for path in folder.path.iterdir()} == {".fwconvert", "index"}
+
+
+def test_nothing_in_the_output_folder_but_shards_looks_like_a_shard_to_a_loader(folder: RunFolder) -> None:
+    # build-nanogpt loads every name in the folder that contains "train" or "val".
+    places = [folder.private, folder.index, folder.manifest]
+
+    assert all("train" not in place.name and "val" not in place.name for place in places)
+    assert all(place.parent == folder.path for place in places)
+
+
+def test_every_record_of_a_run_has_a_place_of_its_own(folder: RunFolder) -> None:
+    shard = "edu_fineweb_train_00000_000.bin"
+    paths = [
+        folder.shard(shard), folder.shard_index(shard), folder.join(shard), folder.receipt("key"),
+        folder.quarantined("key"), folder.tail("key"), folder.tail_index("key"), folder.plan, folder.manifest,
+        folder.private / "lock",
+    ]  # fmt: skip
+
+    assert len(set(paths)) == len(paths)
+    assert all(path.parent.is_dir() for path in paths)
+    assert folder.shard(shard) == folder.path / shard
+    assert folder.shard_index(shard) == folder.path / "index" / "edu_fineweb_train_00000_000.docs"
+    assert folder.manifest == folder.path / "manifest.json"
+
+
+def test_nobody_holds_a_folder_that_is_new_or_missing(tmp_path: Path, folder: RunFolder) -> None:
+    assert holder(folder) == ""
+    assert holder(RunFolder(tmp_path / "missing")) == ""
+    assert not (folder.private / "lock").exists()
+
+
+def test_a_second_session_is_refused_with_the_pid_and_the_host_of_the_first(
+    folder: RunFolder, other: "subprocess.Popen[str]"
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Lock(folder, "ours")
+
+    assert f"pid {other.pid} on host {socket.gethostname()}, session theirs" in str(caught.value)
+    assert str(folder.path) in str(caught.value)
+    # The refused one has not put its own name there.
+    assert holder(folder) == f"pid {other.pid} on host {socket.gethostname()}, session theirs"
+
+
+def test_a_lock_is_free_after_its_holder_has_left(folder: RunFolder, other: "subprocess.Popen[str]") -> None:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    other.stdin.write("\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "freed\n"
+
+    assert holder(folder) == ""  # Though the process lives.
+    with Lock(folder, "ours"):
+        pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_a_lock_is_free_after_its_holder_was_killed(
+    folder: RunFolder, other: "subprocess.Popen[str]"
+) -> None:
+    other.send_signal(signal.SIGKILL)
+    other.wait(10)
+
+    assert holder(folder) == ""
+    with Lock(folder, "ours"):
+        assert holder(folder) == f"pid {os.getpid()} on host {socket.gethostname()}, session ours"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_lock(folder: RunFolder) -> None:
+    code = """
+        import subprocess, sys
+        from pathlib import Path
+        from fwconvert.folder import Lock, RunFolder
+        with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
+            sleeper = subprocess.Popen(
+                [sys.executable, "-c", "import sys; sys.stdin.read()"], stdout=subprocess.DEVNULL
+            )
+            print(sleeper.pid, flush=True)
+            sleeper.wait()
+    """
+    with child.start(code, folder.path) as process:
+        assert process.stdout is not None
+        sleeper = int(process.stdout.readline())
+        assert holder(folder)
+        process.kill()
+        process.wait(10)
+        os.kill(sleeper, 0)  # It is alive: our end of its input is still open.
+
+        assert holder(folder) == ""
+        with Lock(folder, "ours"):
+            pass
+
+
+def test_a_lock_is_free_after_an_exception(folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match="failed"), Lock(folder, "ours"):
+        raise ValueError("failed")
+
+    assert holder(folder) == ""
+
+
+def test_a_lock_holds_within_one_process_as_well(folder: RunFolder) -> None:
+    with Lock(folder, "first"), pytest.raises(UsageError, match="session first"):
+        Lock(folder, "second")
+
+
+def test_the_next_holder_replaces_the_whole_text(folder: RunFolder) -> None:
+    with Lock(folder, "a session with quite a long name"):
+        pass
+    with Lock(folder, "short"):
+        assert holder(folder).endswith("session short")
+
+
+def test_a_lock_file_full_of_rubbish_is_no_obstacle(folder: RunFolder) -> None:
+    (folder.private / "lock").write_bytes(b"\xff\x00" * 5000)
+
+    assert holder(folder) == ""
+    with Lock(folder, "ours"):
+        assert holder(folder).endswith("session ours")
+
+
+def test_looking_at_the_holder_does_not_make_a_session_fail(folder: RunFolder) -> None:
+    look = """
+        import sys, time
+        from pathlib import Path
+        from fwconvert.folder import RunFolder, holder
+        folder = RunFolder(Path(sys.argv[1]))
+        print("looking", flush=True)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            holder(folder)
+            time.sleep(0.002)
+    """
+    (folder.private / "lock").write_bytes(b"")
+    with child.start(look, folder.path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            with Lock(folder, "ours"):
+                pass
+
+
+def test_a_lock_in_a_folder_that_is_not_there_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="lock"):
+        Lock(RunFolder(tmp_path / "missing"), "ours")

@@ -1,0 +1,167 @@
+"""The saved plan makes a folder belong to a recipe; every other recipe is refused with what differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from examples import FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
+
+from fwconvert.config import Recipe, SourceShard
+from fwconvert.errors import FwconvertError, ManifestError, UsageError
+from fwconvert.folder import RunFolder
+from fwconvert.saved_plan import read_plan, refuse_other_recipe, save_plan
+
+CHANGED_RULES: dict[str, Any] = {
+    "tokenizer": "cl100k_base",
+    "vocabulary_sha256": "ef" * 32,
+    "eot": "after",
+    "token_type": "uint32",
+    "text_column": "body",
+    "shard_tokens": 99,
+    "val_tokens": 0,
+    "layout": "contiguous",
+    "format": "npy",
+    "name": "other",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return the folder of a run of RECIPE."""
+    folder = RunFolder(tmp_path / "out")
+    folder.make()
+    save_plan(folder, RECIPE)
+    return folder
+
+
+def state(folder: RunFolder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_a_plan_is_read_as_it_was_saved(folder: RunFolder) -> None:
+    assert read_plan(folder) == RECIPE
+    assert read_plan(folder).recipe_id == RECIPE.recipe_id
+
+
+def test_a_plan_is_written_once_and_never_changed(folder: RunFolder) -> None:
+    before = state(folder)
+    save_plan(folder, recipe_with(revision="other"))
+
+    assert state(folder) == before
+
+
+def test_the_same_recipe_is_let_in_and_nothing_is_written(folder: RunFolder) -> None:
+    before = state(folder)
+    refuse_other_recipe(folder, RECIPE)
+    refuse_other_recipe(folder, recipe_with(name="the display name does not count"))
+
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("field", RULES.__struct_fields__)
+def test_a_recipe_with_another_rule_is_refused_with_both_values(folder: RunFolder, field: str) -> None:
+    before = state(folder)
+    with pytest.raises(UsageError) as caught:
+        refuse_other_recipe(folder, Recipe(SOURCE, rules_with(**{field: CHANGED_RULES[field]})))
+
+    told = [line.split() for line in str(caught.value).splitlines()]
+    words = field.split("_")
+    assert [*words, "in", "folder", str(getattr(RULES, field))] in told
+    assert [*words, "in", "command", str(CHANGED_RULES[field])] in told
+    assert sum("command" in line for line in told) == 1  # And what is equal is not mentioned.
+    assert str(folder.path) in str(caught.value)
+    assert state(folder) == before
+
+
+FIRST, SECOND = FILES
+OTHER_SOURCES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another dataset": ({"dataset": "other/dataset"}, ["some/dataset main", "other/dataset main"]),
+    "another revision": ({"revision": "v2"}, ["some/dataset main", "some/dataset v2"]),
+    "a source less": ({"files": (FIRST,)}, ["sources missing now", SECOND.path]),
+    "a source more": ({"files": (*FILES, SourceShard("z.parquet", 1))}, ["sources new", "z.parquet"]),
+    "another size": ({"files": (FIRST, SourceShard(SECOND.path, 21))}, ["sources changed", SECOND.path]),
+    "another hash": ({"files": (SourceShard(FIRST.path, 10, "0"), SECOND)}, ["sources changed", FIRST.path]),
+    "many more": (
+        {"files": (*FILES, *(SourceShard(f"z{at}.parquet", 1) for at in range(10)))},
+        ["z0.parquet, z1.parquet, z2.parquet and 7 more"],
+    ),
+    "another order": ({"files": (SECOND, FIRST)}, ["order"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "wanted"), OTHER_SOURCES.values(), ids=OTHER_SOURCES.keys())
+def test_a_recipe_with_other_sources_is_refused_with_what_differs(
+    folder: RunFolder, changes: dict[str, Any], wanted: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_other_recipe(folder, recipe_with(**changes))
+
+    differences = [line for line in str(caught.value).splitlines() if "source" in line]
+    assert differences
+    assert all(text in "\n".join(differences) for text in wanted)
+
+
+@pytest.mark.parametrize("spoil", [b"", b"{}", b"\0" * 100, b'{"format":"fwconvert plan 2"}'])
+def test_a_plan_that_cannot_be_read_is_not_overlooked(folder: RunFolder, spoil: bytes) -> None:
+    folder.plan.write_bytes(spoil)
+
+    with pytest.raises(ManifestError, match=r"plan\.json"):
+        refuse_other_recipe(folder, RECIPE)
+    with pytest.raises(ManifestError, match=r"plan\.json"):
+        read_plan(folder)
+
+
+def test_a_plan_whose_recipe_does_not_fit_its_id_is_not_believed(folder: RunFolder) -> None:
+    # A flipped bit, or a hand that meant well: whoever reads this would look for shards of another size.
+    plan = json.loads(folder.plan.read_bytes())
+    plan["recipe"]["rules"]["shard_tokens"] += 1
+    folder.plan.write_bytes(json.dumps(plan).encode())
+
+    with pytest.raises(ManifestError, match=r"plan\.json"):
+        read_plan(folder)
+
+
+def test_a_folder_without_a_plan_is_no_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UsageError, match="not a run"):
+            read_plan(RunFolder(path))
+
+
+def test_a_new_or_an_empty_or_a_lived_in_folder_is_let_in(tmp_path: Path) -> None:
+    refuse_other_recipe(RunFolder(tmp_path / "missing"), RECIPE)
+    refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+    for name in ("notes.txt", "other_train_000001.bin", "edu_fineweb_train.txt"):
+        (tmp_path / name).write_bytes(b"")
+    refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("name", ["edu_fineweb_val_000000.bin", "edu_fineweb_train_00003_001.bin"])
+def test_a_folder_with_shards_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"precious")
+
+    with pytest.raises(UsageError, match=name):
+        refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+    assert (tmp_path / name).read_bytes() == b"precious"
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(UsageError, match="file, not a folder"):
+        refuse_other_recipe(RunFolder(tmp_path / "file"), RECIPE)
+
+
+def test_a_folder_with_an_impossible_name_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(FwconvertError):
+        refuse_other_recipe(RunFolder(tmp_path / ("x" * 300)), RECIPE)
+
+
+def test_a_recipe_survives_its_way_through_json() -> None:
+    again = msgspec.json.decode(msgspec.json.encode(RECIPE), type=Recipe)
+
+    assert again == RECIPE
+    assert again.recipe_id == RECIPE.recipe_id

@@ -1,0 +1,363 @@
+"""What of a run can be believed: a real run, damaged in one place at a time."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fwconvert import names, receipt, session
+from fwconvert.config import Options, Recipe
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.request import make_recipe
+from fwconvert.run import convert
+from fwconvert.survey import Survey, survey
+
+# Documents of these many tokens (the text and its EOT), and what becomes of them in shards of 100 tokens:
+SOURCES = {
+    "a.parquet": [30] * 12,  # validation, two shards, a tail of 60
+    "b.parquet": [30],  # a tail of 30
+    "c.parquet": [40] * 5,  # two shards and no tail at all
+    "d.parquet": [50] * 5,  # two shards, a tail of 50
+}
+# The join: 60 of a, 30 of b and 10 of d; then 40 of d.
+FIRST_JOINED, SECOND_JOINED = (f"edu_fineweb_train_0000{len(SOURCES)}_00{number}.bin" for number in (0, 1))
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: RunFolder
+    recipe: Recipe
+
+    def look(self, unclean: set[str] | None = None) -> Survey:
+        return survey(self.folder, self.recipe, unclean or set())
+
+    @property
+    def session(self) -> str:
+        (only,) = session.all_of(self.folder)
+        return only.id
+
+    def receipt(self, source: str) -> Path:
+        return self.folder.receipt(names.job_key(source))
+
+    def tail(self, source: str) -> Path:
+        return self.folder.tail(names.job_key(source))
+
+    def tail_index(self, source: str) -> Path:
+        return self.folder.tail_index(names.job_key(source))
+
+
+def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> Run:
+    root = base / "sources"
+    root.mkdir()
+    for path, lengths in sources.items():
+        texts = [f"{row} ".ljust(length - 1, "x") for row, length in enumerate(lengths)]
+        pq.write_table(pa.table({"text": texts}), root / path)
+    if poison:
+        (root / "z.parquet").write_bytes(b"not parquet")
+    recipe, found = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100)
+    result = convert(recipe, Options(out=base / "out", root=found, workers=2, check_disk=False))
+    assert result.complete is not poison
+    return Run(RunFolder(base / "out"), recipe)
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return convert_corpus(tmp_path_factory.mktemp("finished"), SOURCES, poison=False)
+
+
+@pytest.fixture(scope="module")
+def unjoined_once(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that waits for its last source, so that the tails are not joined."""
+    return convert_corpus(tmp_path_factory.mktemp("unjoined"), SOURCES, poison=True)
+
+
+def copy_of(run: Run, place: Path) -> Run:
+    shutil.copytree(run.folder.path, place)
+    return Run(RunFolder(place), run.recipe)
+
+
+@pytest.fixture
+def finished(finished_once: Run, tmp_path: Path) -> Run:
+    return copy_of(finished_once, tmp_path / "out")
+
+
+@pytest.fixture
+def unjoined(unjoined_once: Run, tmp_path: Path) -> Run:
+    return copy_of(unjoined_once, tmp_path / "out")
+
+
+def flip_last_bit(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+def turn_into_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+# Damage that a size shows, and so must be noticed whatever the session was.
+VISIBLE: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "a folder": turn_into_a_folder,
+}
+visible = pytest.mark.parametrize("damage", VISIBLE.values(), ids=VISIBLE.keys())
+
+
+def assert_withdrawn(found: Survey, run: Run, sources: set[str], damaged: str) -> None:
+    """The receipts of these sources and no others are withdrawn; it is told why."""
+    assert set(found.jobs) == set(SOURCES) - sources
+    assert {run.receipt(source) for source in sources} <= set(found.withdrawn)
+    assert set(found.known_sources) == sources
+    for source in sources:
+        assert any(source in problem for problem in found.problems)
+        made = receipt.read(run.receipt(source), Receipt, run.recipe.recipe_id)
+        assert found.known_sources[source] == made.source_sha256
+    assert any(damaged in problem for problem in found.problems)
+
+
+def test_a_finished_run_is_believed_as_a_whole(finished: Run) -> None:
+    for unclean in (set(), {finished.session}):
+        found = finished.look(unclean)
+        assert list(found.jobs) == list(SOURCES)
+        assert list(found.joins) == [FIRST_JOINED, SECOND_JOINED]
+        assert (found.withdrawn, found.problems, found.known_sources) == ([], [], {})
+
+
+def test_the_tails_of_a_finished_run_are_covered_and_gone(finished: Run) -> None:
+    found = finished.look()
+    tails = {at: found.jobs[source].tail.tokens for at, source in enumerate(SOURCES)}
+
+    assert tails == {0: 60, 1: 30, 2: 0, 3: 50}
+    assert all(found.covered[at] == tokens for at, tokens in tails.items())
+    assert list(finished.folder.tails.iterdir()) == []
+
+
+def test_an_unjoined_run_is_believed_with_its_tails(unjoined: Run) -> None:
+    found = unjoined.look({unjoined.session})
+
+    assert list(found.jobs) == list(SOURCES)
+    assert (found.joins, found.withdrawn, found.problems) == ({}, [], [])
+    assert not found.covered
+    kept = {path.name for path in unjoined.folder.tails.iterdir()}
+    assert kept == {
+        place(source).name
+        for source in ("a.parquet", "b.parquet", "d.parquet")
+        for place in (unjoined.tail, unjoined.tail_index)
+    }
+
+
+def test_looking_changes_nothing(finished: Run) -> None:
+    (finished.folder.path / FIRST_JOINED).unlink()
+    flip_last_bit(finished.receipt("c.parquet"))
+
+    def state() -> dict[str, tuple[bytes, int]]:
+        files = (path for path in finished.folder.path.rglob("*") if path.is_file())
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = state()
+    finished.look({finished.session})
+
+    assert state() == before
+
+
+def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path: Path) -> None:
+    assert survey(RunFolder(tmp_path / "missing"), finished.recipe, set()) == Survey()
+
+
+@visible
+@pytest.mark.parametrize("shard", ["edu_fineweb_val_00000_000.bin", "edu_fineweb_train_00000_002.bin"])
+def test_a_job_with_a_damaged_shard_is_done_again(
+    finished: Run, damage: Callable[[Path], object], shard: str
+) -> None:
+    damage(finished.folder.shard(shard))
+
+    found = finished.look()
+
+    assert_withdrawn(found, finished, {"a.parquet"}, shard)
+    assert list(found.joins) == [FIRST_JOINED, SECOND_JOINED]
+
+
+@visible
+def test_a_job_with_a_damaged_index_is_done_again(finished: Run, damage: Callable[[Path], object]) -> None:
+    index = finished.folder.shard_index("edu_fineweb_train_00002_001.bin")
+    damage(index)
+
+    assert_withdrawn(finished.look(), finished, {"c.parquet"}, index.name)
+
+
+@pytest.mark.parametrize("place", ["shard", "shard_index"])
+def test_damage_that_no_size_shows_is_noticed_after_a_session_was_cut_off(finished: Run, place: str) -> None:
+    path = getattr(finished.folder, place)("edu_fineweb_train_00003_000.bin")
+    flip_last_bit(path)
+
+    found = finished.look({"another", finished.session})
+
+    assert_withdrawn(found, finished, {"d.parquet"}, path.name)
+    assert any("sha256" in problem for problem in found.problems)
+
+
+def test_files_of_a_session_that_ended_cleanly_are_trusted_by_their_size(finished: Run) -> None:
+    flip_last_bit(finished.folder.shard("edu_fineweb_train_00003_000.bin"))
+
+    found = finished.look({"another session"})
+
+    assert set(found.jobs) == set(SOURCES)
+    assert found.problems == []
+
+
+@visible
+def test_a_damaged_joined_shard_takes_the_jobs_with_it_whose_tails_are_gone(
+    finished: Run, damage: Callable[[Path], object]
+) -> None:
+    damage(finished.folder.shard(FIRST_JOINED))
+
+    found = finished.look()
+
+    assert_withdrawn(found, finished, {"a.parquet", "b.parquet", "d.parquet"}, FIRST_JOINED)
+    assert finished.folder.join(FIRST_JOINED) in found.withdrawn
+    assert list(found.joins) == [SECOND_JOINED]
+
+
+def test_a_job_that_gave_nothing_to_a_damaged_joined_shard_is_still_done(finished: Run) -> None:
+    finished.folder.shard(SECOND_JOINED).unlink()
+
+    found = finished.look()
+
+    assert_withdrawn(found, finished, {"d.parquet"}, SECOND_JOINED)
+    assert list(found.joins) == [FIRST_JOINED]
+
+
+def test_a_damaged_index_of_a_joined_shard_counts_like_the_shard(finished: Run) -> None:
+    index = finished.folder.shard_index(FIRST_JOINED)
+    flip_last_bit(index)
+
+    sources = {"a.parquet", "b.parquet", "d.parquet"}
+    assert_withdrawn(finished.look({finished.session}), finished, sources, index.name)
+
+
+def test_a_damaged_joined_shard_of_a_session_that_was_cut_off_is_noticed(finished: Run) -> None:
+    flip_last_bit(finished.folder.shard(SECOND_JOINED))
+
+    assert_withdrawn(finished.look({finished.session}), finished, {"d.parquet"}, SECOND_JOINED)
+
+
+@pytest.mark.parametrize("spoil", [b"", b"\0" * 500, b"{}"])
+def test_a_damaged_receipt_of_a_joined_shard_is_withdrawn(finished: Run, spoil: bytes) -> None:
+    path = finished.folder.join(SECOND_JOINED)
+    path.write_bytes(spoil)
+
+    found = finished.look()
+
+    assert path in found.withdrawn
+    assert list(found.joins) == [FIRST_JOINED]
+    assert set(found.jobs) == {"a.parquet", "b.parquet", "c.parquet"}
+
+
+def test_a_missing_receipt_of_a_joined_shard_leaves_its_tails_uncovered(finished: Run) -> None:
+    finished.folder.join(FIRST_JOINED).unlink()
+
+    found = finished.look()
+
+    assert list(found.joins) == [SECOND_JOINED]
+    assert set(found.jobs) == {"c.parquet"}
+
+
+@pytest.mark.parametrize("spoil", [b"", b"\0" * 500, b"{}", b"[]", b'{"format":"fwconvert receipt 2"}'])
+def test_a_damaged_receipt_is_withdrawn_and_named(finished: Run, spoil: bytes) -> None:
+    path = finished.receipt("b.parquet")
+    path.write_bytes(spoil)
+
+    found = finished.look()
+
+    assert found.withdrawn == [path]
+    assert set(found.jobs) == set(SOURCES) - {"b.parquet"}
+    assert any(str(path) in problem for problem in found.problems)
+
+
+def test_a_receipt_of_another_recipe_is_withdrawn(finished: Run) -> None:
+    other = Recipe(finished.recipe.source, msgspec.structs.replace(finished.recipe.rules, shard_tokens=101))
+
+    found = survey(finished.folder, other, set())
+
+    assert found.jobs == {}
+    assert found.joins == {}
+    assert set(found.withdrawn) == {finished.receipt(source) for source in SOURCES} | {
+        finished.folder.join(name) for name in (FIRST_JOINED, SECOND_JOINED)
+    }
+    assert all("another recipe" in problem for problem in found.problems)
+
+
+def test_a_missing_receipt_is_a_job_not_done_and_no_problem(finished: Run) -> None:
+    finished.receipt("b.parquet").unlink()
+
+    found = finished.look()
+
+    assert set(found.jobs) == set(SOURCES) - {"b.parquet"}
+    assert (found.withdrawn, found.problems) == ([], [])
+
+
+def test_a_receipt_under_the_name_of_another_job_is_not_believed(unjoined: Run) -> None:
+    # A job is its source, never a file's name: this would count the documents of c twice and lose those of a.
+    shutil.copy(unjoined.receipt("c.parquet"), unjoined.receipt("a.parquet"))
+
+    found = unjoined.look()
+
+    assert "a.parquet" not in found.jobs
+    assert unjoined.receipt("a.parquet") in found.withdrawn
+
+
+@visible
+@pytest.mark.parametrize("place", ["tail", "tail_index"])
+def test_a_job_with_a_damaged_tail_is_done_again(
+    unjoined: Run, damage: Callable[[Path], object], place: str
+) -> None:
+    path = getattr(unjoined, place)("b.parquet")
+    damage(path)
+
+    assert_withdrawn(unjoined.look(), unjoined, {"b.parquet"}, path.name)
+
+
+@pytest.mark.parametrize("place", ["tail", "tail_index"])
+def test_damage_to_a_tail_that_no_size_shows_is_noticed_after_a_session_was_cut_off(
+    unjoined: Run, place: str
+) -> None:
+    path = getattr(unjoined, place)("d.parquet")
+    flip_last_bit(path)
+
+    assert set(unjoined.look().jobs) == set(SOURCES)
+    assert_withdrawn(unjoined.look({unjoined.session}), unjoined, {"d.parquet"}, path.name)
+
+
+def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) -> None:
+    finished.folder.shard("edu_fineweb_train_00002_000.bin").unlink()
+    cut = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    cut.write_bytes(cut.read_bytes()[:1000])
+
+    assert finished.look().problems == [
+        "edu_fineweb_train_00002_000.bin cannot be read (No such file or directory)",
+        "c.parquet will be converted again",
+        "edu_fineweb_train_00003_000.bin has 1,000 bytes instead of 1,224",
+        "d.parquet will be converted again",
+    ]
+
+
+def test_join_receipts_say_where_every_token_comes_from(finished: Run) -> None:
+    first, second = (
+        receipt.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
+        for name in (FIRST_JOINED, SECOND_JOINED)
+    )
+
+    assert first.shard.segments == ((0, 0), (1, 60), (3, 90))
+    assert second.shard.segments == ((3, 0),)
+    assert (first.shard.tokens, second.shard.tokens) == (100, 40)
