@@ -2,7 +2,11 @@
 
 import sys
 
-from fwconvert.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from fwconvert.cli import main
+
+        code = main()
+    except KeyboardInterrupt:  # Ctrl-C while Python was still importing us.
+        code = 130
+    sys.exit(code)

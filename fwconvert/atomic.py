@@ -101,9 +101,14 @@ class Output:
             os.close(self._descriptor)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Make `content` the content of the file `path`, durably and all at once."""
-    with Output(path.parent, f".{path.name}") as output:
+def replace(path: Path, content: bytes, temporary: Path | None = None) -> None:
+    """Make `content` the content of the file `path`, durably and all at once.
+
+    It is written in the folder `temporary`, which somebody sweeps after a
+    crash, or beside the file under a hidden name.
+    """
+    place, label = (path.parent, f".{path.name}") if temporary is None else (temporary, path.stem)
+    with Output(place, label) as output:
         output.write(content)
         output.publish(path)
     sync_folder(path.parent)

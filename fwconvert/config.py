@@ -7,6 +7,7 @@ changes a byte or a name of the output.
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -84,6 +85,7 @@ class Rules(Part, frozen=True):
     layout: Layout
     format: str
     name: str
+    block_digits: int
 
     @property
     def token_bytes(self) -> int:
@@ -99,19 +101,26 @@ class Recipe(Part, frozen=True, dict=True):
 
     @cached_property
     def recipe_id(self) -> str:
-        """Equal for equal recipes; the version's display name and totals do not count."""
-        return digest([self.source.dataset, self.source.revision, self.source.files, self.rules])
+        """Equal for equal recipes; a version's display name and totals do not count.
 
-    @cached_property
-    def block_digits(self) -> int:
-        """How many digits a block number has, so that names sort in order.
-
-        Decided by the recipe alone: a source gives a token for about 3 bytes
-        of parquet, and the join at most one shard for each source. Names only
-        grow longer should a source give more.
+        Nor does the size of a source that nobody pinned: a damaged file may be
+        replaced by a good copy. What was converted is in its receipt.
         """
-        largest = max((file.bytes for file in self.source.files), default=0)
-        return max(3, len(str(max(largest // self.rules.shard_tokens, len(self.source.files)))))
+        files = [
+            (file.path, file.bytes, file.sha256) if file.sha256 else (file.path,)
+            for file in self.source.files
+        ]
+        return digest([self.source.dataset, self.source.revision, files, self.rules])
+
+
+def block_digits(files: Sequence[SourceShard], shard_tokens: int) -> int:
+    """Return how many digits block numbers should have, so that names sort in order.
+
+    A source gives a token for about 3 bytes of parquet, and the join at most
+    one shard for each source. Names only grow longer should a source give more.
+    """
+    largest = max((file.bytes for file in files), default=0)
+    return max(3, len(str(max(largest // shard_tokens, len(files)))))
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,8 @@ def check_rules(rules: Rules) -> Rules:
                     given=f"{tokens:,}",
                 )
             )
+    if not 1 <= rules.block_digits <= 20:
+        raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", rules.name):
         raise UsageError(
             message(

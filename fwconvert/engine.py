@@ -11,6 +11,7 @@ them, which is the bootstrap crash that every unguarded conversion script meets.
 import multiprocessing
 import signal
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -28,6 +29,8 @@ from fwconvert.orders import Failure, Order, Outcome
 from fwconvert.process import DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
 
 _SPAWN = multiprocessing.get_context("spawn")
+# Two runs in two threads must not hide the main module from each other.
+_STARTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class LocalEngine:
         for at in range(1, len(slot.board)):
             slot.board[at] = 0
         slot.order = order
-        with _signals_held(), _main_hidden():
+        with _STARTING, _signals_held(), _main_hidden():
             before = set(multiprocessing.active_children())
             try:
                 slot.future = slot.executor.submit(_carry_out, order)

@@ -49,7 +49,7 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        """The recipe with all its sources; written once."""
+        """The recipe with all its sources."""
         return self.private / "plan.json"
 
     @property
@@ -119,6 +119,10 @@ class RunFolder:
     def tail_index(self, key: str) -> Path:
         """Return the path of the document index of a job's tail."""
         return self.tails / f"{key}.docs"
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Make `content` the content of a record in the folder, durably and all at once."""
+        atomic.replace(path, content, self.temporary)
 
     def make(self) -> None:
         """Make all the folders."""

@@ -11,16 +11,16 @@ Split = Literal["val", "train"]
 SUFFIX = ".bin"
 
 
-def job_shard(rules: Rules, split: Split, source_index: int, block: int, digits: int) -> str:
+def job_shard(rules: Rules, split: Split, source_index: int, block: int) -> str:
     """Return the name of a token shard that a job makes (independent layout)."""
-    return f"{rules.name}_{split}_{source_index:05d}_{block:0{digits}d}{SUFFIX}"
+    return f"{rules.name}_{split}_{source_index:05d}_{block:0{rules.block_digits}d}{SUFFIX}"
 
 
 def joined_shard(recipe: Recipe, split: Split, number: int) -> str:
     """Return the name of a token shard that the join makes."""
     if recipe.rules.layout == "contiguous":
         return f"{recipe.rules.name}_{split}_{number:06d}{SUFFIX}"
-    return job_shard(recipe.rules, split, len(recipe.source.files), number, recipe.block_digits)
+    return job_shard(recipe.rules, split, len(recipe.source.files), number)
 
 
 def index(shard: str) -> str:

@@ -20,7 +20,6 @@ class RunContext:
     out: Path
     recipe_id: str
     rules: Rules
-    block_digits: int
     session: str
 
 

@@ -55,7 +55,10 @@ def stop_if_asked() -> None:
 
 def _print_into(log: str) -> None:
     """Send what libraries print (a Rust panic, a segmentation fault) to the log, not to the screen."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:  # A disk that is full must not cost the worker; its output says so soon enough.
+        descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

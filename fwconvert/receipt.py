@@ -91,10 +91,10 @@ class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
 AnyReceipt = TypeVar("AnyReceipt", Receipt, JoinReceipt)
 
 
-def publish(receipt: Receipt | JoinReceipt, path: Path) -> None:
+def publish(receipt: Receipt | JoinReceipt, path: Path, temporary: Path | None = None) -> None:
     """Write the receipt, durably: this is the commit."""
     sealed = msgspec.structs.replace(receipt, digest=_digest(receipt))
-    atomic.replace(path, records.encode(sealed) + b"\n")
+    atomic.replace(path, records.encode(sealed) + b"\n", temporary)
 
 
 def read(path: Path, kind: type[AnyReceipt], recipe_id: str) -> AnyReceipt:

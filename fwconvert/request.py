@@ -13,6 +13,7 @@ from fwconvert.config import (
     Rules,
     SourceManifest,
     Totals,
+    block_digits,
     check_rules,
 )
 from fwconvert.errors import UsageError, message
@@ -39,7 +40,7 @@ class Request:
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
     """Return the recipe, and the folder of its files or None if they are not on this machine."""
     manifest, root = _sources(request)
-    return Recipe(manifest, _rules(request)), root
+    return Recipe(manifest, _rules(request, manifest)), root
 
 
 def make_recipe(**choices: Any) -> tuple[Recipe, Path | None]:
@@ -47,7 +48,7 @@ def make_recipe(**choices: Any) -> tuple[Recipe, Path | None]:
     return resolve(Request(**choices))
 
 
-def _rules(request: Request) -> Rules:
+def _rules(request: Request, manifest: SourceManifest) -> Rules:
     chosen = vocabulary.find(request.tokenizer)
     default = DEMO_SHARD_TOKENS if request.version == "demo" else SHARD_TOKENS
     shard_tokens = default if request.shard_tokens is None else request.shard_tokens
@@ -63,6 +64,7 @@ def _rules(request: Request) -> Rules:
             layout=request.layout,
             format="llmc",
             name=request.name,
+            block_digits=block_digits(manifest.files, max(1, shard_tokens)),
         )
     )
 

@@ -18,6 +18,7 @@ from fwconvert.engine import LocalEngine
 from fwconvert.errors import FwconvertError, SourceError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.origin import LocalOrigin, Origin
+from fwconvert.receipt import Receipt
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import refuse_other_recipe, save_plan
 from fwconvert.survey import Survey, survey
@@ -173,8 +174,8 @@ def _session(folder: RunFolder, recipe: Recipe, options: Options) -> Iterator[se
     current = session.new(options.worker_count)
     atomic.make_folder(folder.private)
     with Lock(folder, current.id):
-        save_plan(folder, recipe)
         folder.make()
+        save_plan(folder, recipe)
         yield current
 
 
@@ -191,15 +192,14 @@ def _begin(
     unclean = _unclean(folder)
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
-    found = survey(folder, recipe, unclean)
-    _withdraw(found, observer)
-    work = Work(folder, recipe, current, origin, observer, stop, found)
+    work = Work(folder, recipe, current, origin, observer, stop, survey(folder, recipe, unclean))
     _refuse_changed_sources(work)
+    _withdraw(work.survey, observer)
     session.write(folder, current)
     for past in session.all_of(folder):
         if past.id in unclean:
             session.write(folder, session.ended(past, f"cut off; its files were checked by {current.id}"))
-    work.remove_joined_tails()
+    work.remove_leftovers()
     return work
 
 
@@ -218,8 +218,13 @@ def _refuse_changed_sources(work: Work) -> None:
         if receipt is None or file.sha256 is not None:
             continue
         path = work.origin.fetch(file)
-        if path.exists() and path.stat().st_mtime_ns != receipt.source_mtime_ns:
+        if path.exists() and _seems_changed(path, receipt):
             _compare(file, path, receipt.source_sha256)
+
+
+def _seems_changed(path: Path, receipt: Receipt) -> bool:
+    now = path.stat()
+    return (now.st_size, now.st_mtime_ns) != (receipt.source_bytes, receipt.source_mtime_ns)
 
 
 def _compare(file: SourceShard, path: Path, wanted: str) -> None:

@@ -7,7 +7,7 @@ each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 
 from collections.abc import Mapping, Sequence
 
-from fwconvert import atomic, records
+from fwconvert import records
 from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 from fwconvert.folder import RunFolder
@@ -92,7 +92,7 @@ def build(
 
 def write(folder: RunFolder, manifest: RunManifest) -> None:
     """Replace manifest.json."""
-    atomic.replace(folder.manifest, records.lines(records.fields(manifest)))
+    folder.write(folder.manifest, records.lines(records.fields(manifest)))
 
 
 def read(folder: RunFolder) -> RunManifest:

@@ -1,9 +1,11 @@
-"""The plan of a run as it is saved: the recipe with all its sources, written once, never changed.
+"""The plan of a run as it is saved: the recipe with all its sources.
 
-It is what makes a folder belong to a recipe.
+It is what makes a folder belong to a recipe. It changes only in what the
+recipe's id does not count: the size of a source that nobody pinned, when a
+damaged file was replaced by a good copy before it was converted.
 """
 
-from fwconvert import atomic, names, records
+from fwconvert import names, records
 from fwconvert.config import Recipe
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
@@ -18,9 +20,11 @@ class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):
 
 
 def save_plan(folder: RunFolder, recipe: Recipe) -> None:
-    """Save the plan if there is none yet."""
-    if not folder.plan.exists():
-        atomic.replace(folder.plan, records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n")
+    """Save the plan, unless it is saved already; one of another recipe is never overwritten."""
+    refuse_other_recipe(folder, recipe)
+    content = records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n"
+    if not folder.plan.exists() or folder.plan.read_bytes() != content:
+        folder.write(folder.plan, content)
 
 
 def read_plan(folder: RunFolder) -> Recipe:

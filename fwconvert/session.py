@@ -14,7 +14,7 @@ from importlib import metadata
 
 import msgspec
 
-from fwconvert import atomic, records
+from fwconvert import records
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
@@ -51,7 +51,7 @@ def new(workers: int) -> Session:
 
 def write(folder: RunFolder, session: Session) -> None:
     """Record a session, durably."""
-    atomic.replace(folder.sessions / f"{session.id}.json", records.encode(session) + b"\n")
+    folder.write(folder.sessions / f"{session.id}.json", records.encode(session) + b"\n")
 
 
 def ended(session: Session, outcome: str) -> Session:

@@ -104,16 +104,12 @@ class Account:
         shards = sum(counts) // self.manifest.rules.shard_tokens
         return min(counts, default=0) >= 0 and shards <= _MOST_SHARDS
 
-    @cached_property
-    def _digits(self) -> int:
-        return self.recipe.block_digits
-
     def _own(self, index: int, tokens: int) -> Iterator[Expected]:
-        rules, digits = self.manifest.rules, self._digits
+        rules = self.manifest.rules
         for block, size in enumerate(blocks(rules, index, tokens)):
             is_val = block == 0 and pack.has_validation(rules, index)
             split: names.Split = "val" if is_val else "train"
-            yield Expected(names.job_shard(rules, split, index, block, digits), split, size, ((index, 0),))
+            yield Expected(names.job_shard(rules, split, index, block), split, size, ((index, 0),))
 
 
 def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:

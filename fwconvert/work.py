@@ -107,10 +107,7 @@ class Work:
     @property
     def context(self) -> RunContext:
         """What all orders have in common."""
-        recipe = self.recipe
-        return RunContext(
-            self.folder.path, recipe.recipe_id, recipe.rules, recipe.block_digits, self.session.id
-        )
+        return RunContext(self.folder.path, self.recipe.recipe_id, self.recipe.rules, self.session.id)
 
     def convert_orders(self) -> Iterator[ConvertOrder]:
         """Yield an order for each job that is not done."""
@@ -152,6 +149,7 @@ class Work:
         self.session_tokens += receipt.counts.tokens
         self.session_bytes += receipt.source_bytes
         atomic.remove(self.folder.quarantined(order.key))
+        self._remove_tail_if_joined(order.source_index)
         self.origin.release(order.source)
 
     def _join_done(self, receipt: JoinReceipt) -> None:
@@ -202,10 +200,12 @@ class Work:
             running=running,
         )
 
-    def remove_joined_tails(self) -> None:
-        """Remove the tails of which every token stands in a joined shard."""
-        for index in range(len(self.recipe.source.files)):
+    def remove_leftovers(self) -> None:
+        """Remove what a session that was cut off could not: joined tails, and failures since mended."""
+        for index, file in enumerate(self.recipe.source.files):
             self._remove_tail_if_joined(index)
+            if file.path in self.survey.jobs:
+                atomic.remove(self.folder.quarantined(names.job_key(file.path)))
 
     def _remove_tail_if_joined(self, source_index: int) -> None:
         path = self.recipe.source.files[source_index].path
@@ -255,4 +255,4 @@ class Work:
         texts = tuple((failure.message, failure.traceback) for failure in attempts)
         record = Quarantined(order.source.path, attempts[-1].message, texts)
         self.given_up[order.source.path] = record
-        atomic.replace(self.folder.quarantined(order.key), records.encode(record) + b"\n")
+        self.folder.write(self.folder.quarantined(order.key), records.encode(record) + b"\n")

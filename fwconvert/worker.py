@@ -49,7 +49,7 @@ def convert(order: ConvertOrder) -> Receipt:
         source.unchanged(order.file, proof)
         made = blocks.finish(counter.counts(), proof)
         blocks.publish(folder)
-    receipt.publish(made, folder.receipt(order.key))
+    receipt.publish(made, folder.receipt(order.key), folder.temporary)
     return made
 
 
@@ -70,7 +70,7 @@ def join(order: JoinOrder) -> JoinReceipt:
     atomic.sync_folder(folder.index)
     atomic.sync_folder(folder.path)
     made = JoinReceipt(context.recipe_id, order.segments, line, context.session)
-    receipt.publish(made, folder.join(order.name))
+    receipt.publish(made, folder.join(order.name), folder.temporary)
     return made
 
 
@@ -139,7 +139,7 @@ class _Blocks:
         rules = order.context.rules
         is_val = block == 0 and pack.has_validation(rules, order.source_index)
         split: names.Split = "val" if is_val else "train"
-        name = names.job_shard(rules, split, order.source_index, block, order.context.block_digits)
+        name = names.job_shard(rules, split, order.source_index, block)
         return _shard_line(writer, name, split, ((order.source_index, 0),))
 
 

@@ -21,6 +21,7 @@ RULES = Rules(
     layout="independent",
     format="llmc",
     name="edu_fineweb",
+    block_digits=3,
 )
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))

@@ -21,6 +21,7 @@ from fwconvert.config import (
     Rules,
     SourceShard,
     Totals,
+    block_digits,
     check_rules,
     is_safe,
     parse_count,
@@ -229,6 +230,7 @@ CHANGED_RULES = {
     "layout": "contiguous",
     "format": "npy",
     "name": "other",
+    "block_digits": 4,
 }
 
 
@@ -258,16 +260,19 @@ def test_everything_that_names_the_sources_counts_in_the_id() -> None:
     assert len({RECIPE.recipe_id, *(other.recipe_id for other in others)}) == len(others) + 1
 
 
+def test_the_size_of_a_source_that_nobody_pinned_does_not_count_in_the_id() -> None:
+    first, second = FILES
+    assert second.sha256 is None
+    assert recipe_with(files=(first, SourceShard(second.path, 21))).recipe_id == RECIPE.recipe_id
+
+
 def test_the_display_name_and_the_totals_do_not_count_in_the_id() -> None:
     assert recipe_with(name="another name").recipe_id == RECIPE.recipe_id
     assert recipe_with(totals=Totals(9, 9, 9, 9)).recipe_id == RECIPE.recipe_id
 
 
 def test_the_id_is_the_sha256_of_the_recipe_as_canonical_json() -> None:
-    files = [
-        {"path": "a/0.parquet", "bytes": 10, "sha256": "cd" * 32},
-        {"path": "a/1.parquet", "bytes": 20, "sha256": None},
-    ]
+    files = [["a/0.parquet", 10, "cd" * 32], ["a/1.parquet"]]
     rules = {name: getattr(RULES, name) for name in Rules.__struct_fields__}
     canonical = json.dumps(["some/dataset", "main", files, rules], separators=(",", ":"))
 
@@ -290,19 +295,19 @@ def test_the_id_is_the_same_in_every_process() -> None:
 @given(sizes=st.lists(st.integers(0, 10**12), min_size=1, max_size=4), shard_tokens=st.integers(1, 10**9))
 @unhurried
 def test_block_numbers_have_digits_enough_for_a_token_a_byte(sizes: list[int], shard_tokens: int) -> None:
-    files = tuple(SourceShard(f"{at}.parquet", size) for at, size in enumerate(sizes))
-    recipe = Recipe(recipe_with(files=files).source, rules_with(shard_tokens=shard_tokens))
+    files = [SourceShard(f"{at}.parquet", size) for at, size in enumerate(sizes)]
+    digits = block_digits(files, shard_tokens)
 
-    assert recipe.block_digits >= 3
-    assert 10**recipe.block_digits > max(sizes) // shard_tokens
+    assert digits >= 3
+    assert 10**digits > max(sizes) // shard_tokens
 
 
 def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources() -> None:
-    many = tuple(SourceShard(f"{at}.parquet", 1) for at in range(1000))
+    many = [SourceShard(f"{at}.parquet", 1) for at in range(1000)]
 
-    assert RECIPE.block_digits == 3
-    assert Recipe(recipe_with(files=()).source, RULES).block_digits == 3
-    assert recipe_with(files=many).block_digits == 4
+    assert block_digits([SourceShard("000_00000.parquet", 2_153_444_469)] * 140, 100_000_000) == 3
+    assert block_digits([], 100_000_000) == 3
+    assert block_digits(many, 100_000_000) == 4
 
 
 def test_workers_default_to_the_usable_cores_and_an_explicit_number_is_kept() -> None:

@@ -22,7 +22,7 @@ from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext
 from fwconvert.receipt import JoinReceipt, Receipt, Segment, ShardLine
 
-CONTEXT = RunContext(Path("out"), "id", RULES, 3, "session")
+CONTEXT = RunContext(Path("out"), "id", RULES, "session")
 
 
 def order_of(name: str) -> JoinOrder:
@@ -502,7 +502,7 @@ def local_engine(tmp_path: Path) -> Iterator[LocalEngine]:
 def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     tmp_path: Path, local_engine: LocalEngine, witness: Witness
 ) -> None:
-    context = RunContext(tmp_path / "out", RECIPE.recipe_id, RULES, 3, "session")
+    context = RunContext(tmp_path / "out", RECIPE.recipe_id, RULES, "session")
     order = ConvertOrder(context, SourceShard("x.parquet", 1), 0, tmp_path / "missing.parquet")
     drive([order], local_engine, witness)
     (slot,) = local_engine._slots

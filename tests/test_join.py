@@ -147,7 +147,7 @@ def write_tail(
 
 
 def order_for(shard: JoinedShard, rules: Rules) -> JoinOrder:
-    context = RunContext(Path("out"), "id", rules, 3, "session")
+    context = RunContext(Path("out"), "id", rules, "session")
     keys = tuple(f"key{segment.source}" for segment in shard.segments)
     return JoinOrder(context, "name.bin", shard.split, shard.segments, keys)
 

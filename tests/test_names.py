@@ -15,10 +15,10 @@ CONTIGUOUS = Recipe(recipe_with().source, rules_with(layout="contiguous"))
 
 
 def test_a_job_names_its_shards_by_source_and_block() -> None:
-    assert names.job_shard(RULES, "val", 0, 0, 3) == "edu_fineweb_val_00000_000.bin"
-    assert names.job_shard(RULES, "train", 0, 1, 3) == "edu_fineweb_train_00000_001.bin"
-    assert names.job_shard(RULES, "train", 2409, 1234, 3) == "edu_fineweb_train_02409_1234.bin"
-    assert names.job_shard(RULES, "train", 7, 5, 5) == "edu_fineweb_train_00007_00005.bin"
+    assert names.job_shard(RULES, "val", 0, 0) == "edu_fineweb_val_00000_000.bin"
+    assert names.job_shard(RULES, "train", 0, 1) == "edu_fineweb_train_00000_001.bin"
+    assert names.job_shard(RULES, "train", 2409, 1234) == "edu_fineweb_train_02409_1234.bin"
+    assert names.job_shard(rules_with(block_digits=5), "train", 7, 5) == "edu_fineweb_train_00007_00005.bin"
 
 
 def test_joined_tails_carry_the_index_after_the_last_source() -> None:
@@ -35,7 +35,7 @@ def test_contiguous_shards_are_named_as_llm_c_names_them() -> None:
 
 def test_names_sort_in_the_order_of_the_stream() -> None:
     recipe = recipe_with(files=FILES)
-    made = [names.job_shard(RULES, "train", source, block, 3) for source in (0, 1) for block in range(1000)]
+    made = [names.job_shard(RULES, "train", source, block) for source in (0, 1) for block in range(1000)]
     made += [names.joined_shard(recipe, "train", number) for number in range(1000)]
 
     assert made == sorted(made)
@@ -59,7 +59,7 @@ def test_every_name_that_a_run_makes_is_known_as_a_shard(
     rules = rules_with(name=name)
     contiguous = Recipe(recipe_with().source, rules_with(name=name, layout="contiguous"))
 
-    assert names.is_shard(rules, names.job_shard(rules, split, source, block, 3))
+    assert names.is_shard(rules, names.job_shard(rules, split, source, block))
     assert names.is_shard(contiguous.rules, names.joined_shard(contiguous, split, block))
 
 

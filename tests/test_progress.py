@@ -35,8 +35,8 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from fwconvert.work import Observer
 
-RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu")
-CONTEXT = RunContext(Path("out"), "recipe", RULES, 3, "session")
+RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
+CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")
 LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 
 HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"

@@ -24,6 +24,7 @@ CHANGED_RULES: dict[str, Any] = {
     "layout": "contiguous",
     "format": "npy",
     "name": "other",
+    "block_digits": 4,
 }
 
 
@@ -45,11 +46,26 @@ def test_a_plan_is_read_as_it_was_saved(folder: RunFolder) -> None:
     assert read_plan(folder).recipe_id == RECIPE.recipe_id
 
 
-def test_a_plan_is_written_once_and_never_changed(folder: RunFolder) -> None:
+def test_the_plan_of_another_recipe_is_never_overwritten(folder: RunFolder) -> None:
     before = state(folder)
-    save_plan(folder, recipe_with(revision="other"))
+    with pytest.raises(UsageError, match="another recipe"):
+        save_plan(folder, recipe_with(revision="other"))
 
     assert state(folder) == before
+
+
+def test_a_plan_that_is_saved_again_is_not_touched(folder: RunFolder) -> None:
+    before = state(folder)
+    save_plan(folder, RECIPE)
+
+    assert state(folder) == before
+
+
+def test_a_plan_follows_the_size_of_a_source_that_nobody_pinned(folder: RunFolder) -> None:
+    mended = recipe_with(files=(FILES[0], SourceShard(FILES[1].path, 21)))
+    save_plan(folder, mended)
+
+    assert read_plan(folder) == mended
 
 
 def test_the_same_recipe_is_let_in_and_nothing_is_written(folder: RunFolder) -> None:
@@ -81,7 +97,10 @@ OTHER_SOURCES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "another revision": ({"revision": "v2"}, ["some/dataset main", "some/dataset v2"]),
     "a source less": ({"files": (FIRST,)}, ["sources missing now", SECOND.path]),
     "a source more": ({"files": (*FILES, SourceShard("z.parquet", 1))}, ["sources new", "z.parquet"]),
-    "another size": ({"files": (FIRST, SourceShard(SECOND.path, 21))}, ["sources changed", SECOND.path]),
+    "another size": (
+        {"files": (SourceShard(FIRST.path, 11, FIRST.sha256), SECOND)},
+        ["sources changed", FIRST.path],
+    ),
     "another hash": ({"files": (SourceShard(FIRST.path, 10, "0"), SECOND)}, ["sources changed", FIRST.path]),
     "many more": (
         {"files": (*FILES, *(SourceShard(f"z{at}.parquet", 1) for at in range(10)))},

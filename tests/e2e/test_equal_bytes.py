@@ -1,0 +1,152 @@
+"""Equal recipe, equal bytes: whatever the number of workers, and equal to what a naive writer makes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import corpus
+import naive
+import pytest
+import runner
+
+# A recipe, and how many validation shards it gives.
+RECIPES: dict[str, tuple[dict[str, Any], int]] = {
+    "llm.c's own recipe": ({"tokenizer": "gpt2", "layout": "contiguous", "shard_tokens": 1000}, 1),
+    "the default recipe, cut small": ({"tokenizer": "gpt2", "shard_tokens": 1000}, 1),
+    "nanoGPT's side of the separator": (
+        {"tokenizer": "gpt2", "eot": "after", "shard_tokens": 700, "val_tokens": 120, "name": "nano"}, 1,
+    ),
+    "uint32": ({"tokenizer": "cl100k_base", "shard_tokens": 1000, "val_tokens": 0}, 0),
+    "uint32 as one stream": (
+        {"tokenizer": "cl100k_base", "layout": "contiguous", "eot": "after",
+         "shard_tokens": 999, "val_tokens": 2500}, 1,
+    ),
+    "a validation shard of one token": (
+        {"tokenizer": "bytes", "layout": "contiguous", "shard_tokens": 4096, "val_tokens": 1}, 1,
+    ),
+    "a validation shard longer than a shard": (
+        {"tokenizer": "bytes", "eot": "after", "shard_tokens": 1000, "val_tokens": 2048}, 1,
+    ),
+    "a first source too small for validation": (
+        {"tokenizer": "bytes", "shard_tokens": 5000, "val_tokens": 30_000}, 0,
+    ),
+    "a stream too small for validation": (
+        {"tokenizer": "bytes", "layout": "contiguous", "shard_tokens": 50_000, "val_tokens": 10**7}, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.varied(tmp_path_factory.mktemp("varied"))
+
+
+def naive_shards(sources: Path, out: Path, **recipe: Any) -> dict[str, str]:
+    """Return the sha256 of what the naive writer makes of a recipe."""
+    naive.convert(sources, out, **{"val_tokens": recipe["shard_tokens"], **recipe})
+    return runner.shards(out)
+
+
+@pytest.mark.parametrize(("recipe", "val_shards"), RECIPES.values(), ids=RECIPES.keys())
+def test_the_output_equals_that_of_the_naive_writer(
+    recipe: dict[str, Any], val_shards: int, sources: Path, tmp_path: Path
+) -> None:
+    result = runner.convert(sources, tmp_path / "out", **recipe)
+    assert (result.complete, result.headline.val_shards) == (True, val_shards)
+    assert runner.shards(tmp_path / "out") == naive_shards(sources, tmp_path / "naive", **recipe)
+
+
+@pytest.mark.parametrize("layout", ["independent", "contiguous"])
+def test_one_two_and_four_workers_make_equal_folders(layout: str, sources: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "layout": layout,
+        "shard_tokens": corpus.LONG_SHARD_TOKENS,
+    }
+    for workers in (1, 2, 4):
+        assert runner.convert(sources, tmp_path / str(workers), workers=workers, **recipe).complete
+    one, two, four = (runner.tree(tmp_path / str(workers)) for workers in (1, 2, 4))
+    assert one == two == four
+    assert runner.shards(tmp_path / "1") == naive_shards(sources, tmp_path / "naive", **recipe)
+
+
+@pytest.mark.parametrize("layout", ["independent", "contiguous"])
+@pytest.mark.parametrize("shard_tokens", [1, 7])
+def test_a_shard_may_have_a_handful_of_tokens(shard_tokens: int, layout: str, tmp_path: Path) -> None:
+    sources = corpus.tiny(tmp_path / "sources")
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "layout": layout, "shard_tokens": shard_tokens}
+    assert runner.convert(sources, tmp_path / "out", **recipe).complete
+    assert runner.shards(tmp_path / "out") == naive_shards(sources, tmp_path / "naive", **recipe)
+
+
+def test_a_document_longer_than_three_shards_goes_on_through_them(sources: Path, tmp_path: Path) -> None:
+    runner.convert(sources, tmp_path, tokenizer="bytes", shard_tokens=corpus.LONG_SHARD_TOKENS, val_tokens=0)
+    indexes = sorted((tmp_path / "index").glob("*_train_00003_*.docs"))
+    starts = [path.stat().st_size // 8 for path in indexes]
+    assert [0, 0, 0] in (starts[at : at + 3] for at in range(len(starts))), "no three shards without a start"
+
+
+def test_a_single_file_is_a_source(sources: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
+    alone = tmp_path / "alone" / "00.parquet"
+    alone.parent.mkdir()
+    alone.write_bytes((sources / "00.parquet").read_bytes())
+    assert runner.convert(sources / "00.parquet", tmp_path / "out", **recipe).complete
+    assert runner.shards(tmp_path / "out") == naive_shards(alone.parent, tmp_path / "naive", **recipe)
+
+
+def test_sources_come_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    names = ("b/2", "b/10", "a", "b-", "B", "\u00fcber alles \U0001f680", "a b", "b/c/d")
+    for number, name in enumerate(names):
+        corpus.write(tmp_path / "sources" / f"{name}.parquet", corpus.documents(number * 100, 3))
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "layout": "contiguous", "shard_tokens": 100}
+    assert runner.convert(tmp_path / "sources", tmp_path / "out", workers=2, **recipe).complete
+    assert runner.shards(tmp_path / "out") == naive_shards(tmp_path / "sources", tmp_path / "naive", **recipe)
+
+
+@pytest.mark.parametrize("layout", ["independent", "contiguous"])
+def test_sources_without_a_document_give_a_complete_run_without_shards(layout: str, tmp_path: Path) -> None:
+    corpus.write(tmp_path / "sources" / "a.parquet", [])
+    corpus.write(tmp_path / "sources" / "b.parquet", [None, ""])
+    result = runner.convert(tmp_path / "sources", tmp_path / "out", tokenizer="bytes", layout=layout)
+    assert result.complete
+    assert list(runner.tree(tmp_path / "out")) == ["manifest.json"]
+    assert (result.headline.null_rows, result.headline.empty_rows) == (1, 1)
+
+
+def test_a_script_without_a_main_guard_converts_and_nothing_is_printed(sources: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import fwconvert\n"
+        f"source = {str(sources)!r}\n"
+        "recipe, root = fwconvert.make_recipe(source=source, tokenizer='gpt2', shard_tokens=1000)\n"
+        "options = fwconvert.Options(out=Path('out'), root=root, workers=2)\n"
+        "assert fwconvert.convert(recipe, options).complete\n"
+    )
+    surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False, timeout=runner.PATIENCE,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    expected = naive_shards(sources, tmp_path / "naive", tokenizer="gpt2", shard_tokens=1000)
+    assert runner.shards(tmp_path / "out") == expected
+
+
+def test_an_interactive_caller_converts_too(tmp_path: Path) -> None:
+    """In `python -c` and in notebooks there is no script that a worker could import."""
+    sources = corpus.tiny(tmp_path / "sources")
+    program = (
+        "import fwconvert, pathlib;"
+        "recipe, root = fwconvert.make_recipe(source='sources', tokenizer='bytes', shard_tokens=7);"
+        "fwconvert.convert(recipe, fwconvert.Options(out=pathlib.Path('out'), root=root, workers=1))"
+    )
+    surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=surroundings, check=True, timeout=runner.PATIENCE
+    )
+    expected = naive_shards(sources, tmp_path / "naive", tokenizer="bytes", shard_tokens=7)
+    assert runner.shards(tmp_path / "out") == expected
