@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from fwconvert import commands
@@ -65,7 +64,8 @@ def _run(argv: list[str]) -> int:
         "show": (_show_parser, commands.show),
     }
     if not argv or argv[0].startswith("-"):
-        return commands.convert(_convert_parser().parse_args(argv))
+        args = _convert_parser().parse_args(argv)
+        return commands.about() if args.about else commands.convert(args)
     if argv[0] not in parsers:
         close = difflib.get_close_matches(argv[0], parsers, n=1)
         meant = [f"did you mean {word}?" for word in close]
@@ -87,9 +87,7 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _convert_parser() -> argparse.ArgumentParser:
     parser = _parser("", _DESCRIPTION)
-    parser.add_argument(
-        "--about", action="version", version=f"fwconvert {_version()}", help="show the version"
-    )
+    parser.add_argument("--about", action="store_true", help="show the version and exit")
     _add_recipe(parser)
     group = parser.add_argument_group("options (they do not change a byte of the output)")
     _add_out(group)
@@ -166,6 +164,13 @@ def _add_out(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
     )
+    group.add_argument(
+        "--threads", metavar="N", type=_count(1), help="in each process (default: cores / workers)"
+    )
+    group.add_argument(
+        "--encoder", choices=("auto", "fast", "reference"), default="auto",
+        help="fast: gigatoken, audited; reference: tiktoken (default: auto)",
+    )  # fmt: skip
     group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
 
 
@@ -180,10 +185,3 @@ def _count(least: int) -> Callable[[str], int]:
         return number
 
     return parse
-
-
-def _version() -> str:
-    try:
-        return metadata.version("fwconvert")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -46,6 +46,14 @@ def convert(args: argparse.Namespace) -> int:
     return 0 if result.complete else 1
 
 
+def about() -> int:
+    """Print the version."""
+    from importlib import metadata  # noqa: PLC0415  # 35 ms
+
+    print(f"fwconvert {metadata.version('fwconvert')}")
+    return 0
+
+
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
     from fwconvert import run  # noqa: PLC0415
@@ -154,7 +162,14 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             name=args.name,
         )
     )
-    return recipe, Options(out=out, root=root, workers=args.workers, check_disk=not args.no_disk_check)
+    return recipe, Options(
+        out=out,
+        root=root,
+        workers=args.workers,
+        threads=args.threads,
+        encoder=args.encoder,
+        check_disk=not args.no_disk_check,
+    )
 
 
 def _default_out(version: str | None, source: str | None) -> Path:

@@ -20,6 +20,9 @@ from fwconvert.records import Part, Record, digest
 Layout = Literal["independent", "contiguous"]
 EotSide = Literal["before", "after"]
 TokenType = Literal["uint16", "uint32"]
+# All encoders give the same ids; the choice is one of speed.
+EncoderChoice = Literal["auto", "fast", "reference"]
+Encoder = Literal["fast", "reference"]
 
 SHARD_TOKENS = 100_000_000
 
@@ -131,16 +134,26 @@ class Options:
     # Where the files of the source manifest lie on this machine; None if they do not.
     root: Path | None
     workers: int | None = None
+    # Inside each worker; None: the cores that the workers leave.
+    threads: int | None = None
+    encoder: EncoderChoice = "auto"
     check_disk: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(message("a run needs at least one worker", workers=self.workers))
+        for name, number in (("worker", self.workers), ("thread", self.threads)):
+            if number is not None and number < 1:
+                raise UsageError(message(f"a run needs at least one {name}", given=number))
 
     @property
     def worker_count(self) -> int:
         """How many workers to run: one for each usable core unless told."""
         return default_workers() if self.workers is None else self.workers
+
+    def thread_count(self, jobs: int) -> int:
+        """Return how many threads each worker may use, so that few jobs use all cores too."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, default_workers() // max(1, min(self.worker_count, jobs)))
 
 
 def default_workers() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from fwconvert import names
-from fwconvert.config import Rules, SourceShard
+from fwconvert.config import Encoder, Rules, SourceShard
 from fwconvert.receipt import JoinReceipt, Receipt, Segment
 
 
@@ -21,6 +21,8 @@ class RunContext:
     recipe_id: str
     rules: Rules
     session: str
+    encoder: Encoder = "reference"
+    threads: int = 1
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from multiprocessing import connection, parent_process
 
 from fwconvert.errors import Stopped
 
+if sys.platform != "win32":
+    import resource
+
 # A board is a few shared integers, written without a lock: a worker that is killed
 # would leave a lock (or a queue) closed for ever.
 STOP, DONE, TOTAL, TOKENS, TEXT_BYTES = range(5)
@@ -45,6 +48,17 @@ def show_text(tokens: int, text_bytes: int) -> None:
     """Show how much text the order in hand has encoded so far."""
     board[TOKENS] = tokens
     board[TEXT_BYTES] = text_bytes
+
+
+def resident_bytes() -> int | None:
+    """Return how much memory this process has, or None where nobody can tell."""
+    if sys.platform == "win32":
+        return None
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # called often
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # Not Linux: the most that it ever had, in bytes on macOS.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def stop_if_asked() -> None:

@@ -65,6 +65,8 @@ class Receipt(Record, frozen=True, tag="fwconvert receipt 1"):
     shards: tuple[ShardLine, ...]
     tail: Tail
     session: str
+    # How many documents were encoded by the reference too, and found equal. Not in the run manifest.
+    audited: int = 0
     digest: str = ""
 
 
@@ -86,6 +88,14 @@ class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
     shard: ShardLine
     session: str
     digest: str = ""
+
+
+class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):
+    """A job that was given up; `attempts` are messages and tracebacks."""
+
+    path: str
+    reason: str
+    attempts: tuple[tuple[str, str], ...]
 
 
 AnyReceipt = TypeVar("AnyReceipt", Receipt, JoinReceipt)

@@ -12,17 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import atomic, driver, plan, run_manifest, session, source, vocabulary
+from fwconvert import atomic, driver, encoders, plan, run_manifest, session, source, vocabulary
 from fwconvert.config import Options, Recipe, SourceShard
 from fwconvert.engine import LocalEngine
 from fwconvert.errors import FwconvertError, SourceError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.origin import LocalOrigin, Origin
-from fwconvert.receipt import Receipt
+from fwconvert.receipt import Quarantined, Receipt
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import refuse_other_recipe, save_plan
 from fwconvert.survey import Survey, survey
-from fwconvert.work import Observer, Quarantined, Snapshot, StopSwitch, Work
+from fwconvert.work import Observer, Snapshot, StopSwitch, Work
 
 _FOOTERS_READ = 100
 # No honest text is packed tighter than this; a damaged footer may say anything.
@@ -83,9 +83,14 @@ def convert(
         needed = plan_for(recipe, options)
         plan.check_disk(needed, bytes_there(folder), free_bytes(folder.path), str(options.out))
     # Before the session, because it may fail and the folder should not belong to a recipe that never ran.
-    vocabulary.provide(vocabulary.find(recipe.rules.tokenizer), folder.vocabularies)
+    known = vocabulary.find(recipe.rules.tokenizer)
+    vocabulary.provide(known, folder.vocabularies)
+    encoder, reason = encoders.choose(options.encoder, known)
+    if reason:
+        observer.notice(reason)
+    current = session.new(options.worker_count, options.thread_count(len(recipe.source.files)), encoder)
     stop = stop or StopSwitch()
-    with _session(folder, recipe, options) as current:
+    with _session(folder, recipe, current):
         work = _begin(folder, recipe, current, origin, observer, stop)
         found = len(work.survey.jobs)
         _carry_out(work, options)
@@ -153,7 +158,7 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
     if not folder.manifest.is_file() or _unclean(folder):
         return None
     found = survey(folder, recipe, set())
-    work = Work(folder, recipe, session.new(0), origin, SilentObserver(), StopSwitch(), found)
+    work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
     try:
         if found.problems or work.missing or any(work.join_orders()):
             return None
@@ -169,14 +174,13 @@ def _unclean(folder: RunFolder) -> set[str]:
 
 
 @contextmanager
-def _session(folder: RunFolder, recipe: Recipe, options: Options) -> Iterator[session.Session]:
+def _session(folder: RunFolder, recipe: Recipe, current: session.Session) -> Iterator[None]:
     """Hold the folder's lock, with the plan and the folders in place."""
-    current = session.new(options.worker_count)
     atomic.make_folder(folder.private)
     with Lock(folder, current.id):
         folder.make()
         save_plan(folder, recipe)
-        yield current
+        yield
 
 
 def _begin(

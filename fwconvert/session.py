@@ -19,7 +19,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
 
-_PACKAGES = ("fwconvert", "numpy", "pyarrow", "tiktoken")
+_PACKAGES = ("fwconvert", "gigatoken", "numpy", "pyarrow", "tiktoken")
 
 
 class Session(Record, frozen=True, tag="fwconvert session 1"):
@@ -30,13 +30,15 @@ class Session(Record, frozen=True, tag="fwconvert session 1"):
     host: str
     pid: int
     workers: int
+    threads: int
+    encoder: str
     versions: dict[str, str]
     ended: str = ""
     # How it ended; "" while nothing is known.
     outcome: str = ""
 
 
-def new(workers: int) -> Session:
+def new(workers: int = 0, threads: int = 0, encoder: str = "") -> Session:
     """Return a session that begins now."""
     started = _now()
     return Session(
@@ -45,6 +47,8 @@ def new(workers: int) -> Session:
         host=socket.gethostname(),
         pid=os.getpid(),
         workers=workers,
+        threads=threads,
+        encoder=encoder,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
 
@@ -66,7 +70,7 @@ def all_of(folder: RunFolder) -> list[Session]:
         try:
             found.append(records.read(path, Session))
         except ManifestError:
-            found.append(Session(path.stem, "", "", 0, 0, {}))
+            found.append(Session(path.stem, "", "", 0, 0, 0, "", {}))
     return found
 
 
@@ -78,4 +82,4 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return "none"

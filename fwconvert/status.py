@@ -6,11 +6,10 @@ from fwconvert import names, records
 from fwconvert.config import Recipe
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
-from fwconvert.receipt import Receipt
+from fwconvert.receipt import Quarantined, Receipt
 from fwconvert.records import Part
 from fwconvert.run_manifest import RunManifest
 from fwconvert.saved_plan import read_plan
-from fwconvert.work import Quarantined
 
 
 class FailedJob(Part, frozen=True):

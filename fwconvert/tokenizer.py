@@ -7,12 +7,14 @@ to another process; a worker is told its vocabulary and loads its own.
 """
 
 import binascii
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import regex
 import tiktoken
 from numpy.typing import NDArray
@@ -66,8 +68,9 @@ class Tokenizer(Protocol):
 class ReferenceTokenizer:
     """tiktoken itself, a document at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, table: bytes) -> None:
+    def __init__(self, vocabulary: Vocabulary, table: bytes, threads: int = 1) -> None:
         self.vocabulary = vocabulary
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         ranks = parse_ranks(table)
         self._ids = np.array([*ranks.values(), vocabulary.eot])
         # Made from its parts, because tiktoken.get_encoding may download.
@@ -80,8 +83,9 @@ class ReferenceTokenizer:
 
     def encode(self, texts: pa.Array) -> Encoded:
         """See Tokenizer."""
+        run = map if self._pool is None else self._pool.map  # tiktoken releases the lock while it works
         documents = [np.empty(0, np.uint32)]  # so that the offsets begin with 0
-        documents += (self._encode_one(index, text) for index, text in enumerate(texts.to_pylist()))
+        documents += run(self._encode_one, range(len(texts)), texts.to_pylist())
         return Encoded(
             np.concatenate(documents, dtype=self.vocabulary.token_type, casting="same_kind"),
             np.cumsum([len(tokens) for tokens in documents], dtype=np.int64),
@@ -103,13 +107,15 @@ class ReferenceTokenizer:
     def encode_in_pieces(self, index: int, text: str) -> NDArray[np.uint32]:
         """Encode a text on which tiktoken's regex engine gives up; `index` names it in errors.
 
-        The same pattern, run by an engine without that limit, splits the text;
-        a piece on its own is split no further. So the tokens are those that
-        tiktoken's definition asks for.
+        The same pattern, run by an engine without that limit, splits the text,
+        and tiktoken merges each piece. So the tokens are those that tiktoken's
+        definition asks for.
         """
         try:
             pieces = regex.findall(self.vocabulary.pattern, text)
-            parts = [self._encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces]
+            # Not split again: a piece of a million spaces would stop the engine once more.
+            encode = self._encoding._encode_single_piece  # noqa: SLF001
+            parts = [np.array(encode(piece), np.uint32) for piece in pieces]
         except ValueError as error:
             raise SourceError(
                 message(
@@ -132,9 +138,8 @@ class BytesTokenizer:
 
     def encode(self, texts: pa.Array) -> Encoded:
         """See Tokenizer."""
-        bounds = _bounds(texts)
-        content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[bounds[0] : bounds[-1]]
-        return Encoded(content.astype(np.uint16), bounds - bounds[0])
+        content, bounds = text_bytes(texts)
+        return Encoded(content.astype(np.uint16), bounds)
 
     def decode(self, tokens: Tokens) -> bytes:
         """See Tokenizer."""
@@ -142,11 +147,11 @@ class BytesTokenizer:
         return b"".join([self._texts[token] for token in tokens.tolist()])
 
 
-def load(vocabulary: Vocabulary, folder: Path) -> Tokenizer:
-    """Return a tokenizer; `folder` is the one that the vocabulary was provided in."""
+def load(vocabulary: Vocabulary, folder: Path, threads: int = 1) -> Tokenizer:
+    """Return the reference; `folder` is the one that the vocabulary was provided in."""
     if not vocabulary.table:
         return BytesTokenizer(vocabulary)
-    return ReferenceTokenizer(vocabulary, read_table(vocabulary, folder))
+    return ReferenceTokenizer(vocabulary, read_table(vocabulary, folder), threads)
 
 
 def place_eot(encoded: Encoded, eot: int, side: EotSide) -> Stream:
@@ -157,14 +162,36 @@ def place_eot(encoded: Encoded, eot: int, side: EotSide) -> Stream:
     """
     # On either side, the documents ahead of document i have brought i EOTs with them.
     starts = encoded.offsets[:-1] + np.arange(len(encoded.offsets) - 1)
-    places = encoded.offsets[:-1] if side == "before" else encoded.offsets[1:]
-    return Stream(np.insert(encoded.tokens, places, eot), starts)
+    kind = encoded.tokens.dtype
+    separator = pa.scalar(np.array(eot, kind).tobytes(), pa.large_binary())
+    documents = _as_binary(encoded)
+    parts = (separator, documents) if side == "before" else (documents, separator)
+    # Arrow joins by copying whole documents: five times as fast as numpy.insert.
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    size = len(encoded.tokens) + len(starts)
+    return Stream(np.frombuffer(joined.buffers()[2] or b"", kind)[:size], starts)
+
+
+def _as_binary(encoded: Encoded) -> pa.Array:
+    """Return the documents as byte strings over the same memory."""
+    places = pa.py_buffer(encoded.offsets * encoded.tokens.itemsize)
+    content = pa.py_buffer(np.ascontiguousarray(encoded.tokens))
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(encoded.offsets) - 1, [None, places, content]
+    )
 
 
 def parse_ranks(table: bytes) -> dict[bytes, int]:
     """Return the rank of every piece in a proven rank table: a line is base64, a space, a number."""
     pairs = (line.split() for line in table.splitlines())
     return {binascii.a2b_base64(piece): int(rank) for piece, rank in pairs}
+
+
+def text_bytes(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of all texts, without a copy, and where in them each text begins and the last ends."""
+    bounds = _bounds(texts)
+    content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[bounds[0] : bounds[-1]]
+    return content, bounds - bounds[0]
 
 
 def _bounds(texts: pa.Array) -> NDArray[np.int64]:

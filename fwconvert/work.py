@@ -20,8 +20,7 @@ from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin
-from fwconvert.receipt import JoinReceipt, Receipt, Segment
-from fwconvert.records import Record
+from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, Segment
 from fwconvert.survey import Survey
 
 # manifest.json is refreshed this often: writing it takes 30 ms with 2,410 sources.
@@ -65,14 +64,6 @@ class Observer(Protocol):
         """Show how far the run is; called several times a second."""
 
 
-class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):
-    """A job that was given up."""
-
-    path: str
-    reason: str
-    attempts: tuple[tuple[str, str], ...]
-
-
 @dataclass
 class Work:
     """All that a session knows while it runs; a driver's Watcher."""
@@ -107,7 +98,14 @@ class Work:
     @property
     def context(self) -> RunContext:
         """What all orders have in common."""
-        return RunContext(self.folder.path, self.recipe.recipe_id, self.recipe.rules, self.session.id)
+        return RunContext(
+            out=self.folder.path,
+            recipe_id=self.recipe.recipe_id,
+            rules=self.recipe.rules,
+            session=self.session.id,
+            encoder="fast" if self.session.encoder == "fast" else "reference",
+            threads=self.session.threads,
+        )
 
     def convert_orders(self) -> Iterator[ConvertOrder]:
         """Yield an order for each job that is not done."""

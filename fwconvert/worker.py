@@ -7,17 +7,15 @@ processes (tiktoken's PanicException, a BaseException, would not).
 """
 
 import traceback
-from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import lru_cache
-from pathlib import Path
 
-from fwconvert import atomic, names, pack, process, receipt, source, tokenizer, vocabulary
-from fwconvert.config import Rules
+from fwconvert import atomic, names, pack, process, receipt, source
+from fwconvert.documents import Documents
 from fwconvert.errors import OutputError, SourceError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
-from fwconvert.receipt import Counts, JoinReceipt, Receipt, ShardLine, Tail
+from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Tail
 from fwconvert.shard import ShardWriter
 from fwconvert.tails import joined_pieces
 
@@ -38,16 +36,19 @@ def perform(order: Order) -> Outcome:
 def convert(order: ConvertOrder) -> Receipt:
     """Convert one source shard. Its files appear under their final names together, at the end."""
     folder = RunFolder(order.context.out)
-    proof = _prove(order)
-    counter = _Counter()
-    with ExitStack() as unpublished:
-        blocks = _Blocks(order, unpublished)
+    documents = Documents(order)
+    with ExitStack() as unpublished, ThreadPoolExecutor(2) as aside:
+        proving = aside.submit(_prove, order)
+        if order.source.sha256 is not None:
+            proving.result()  # What can be proven is not touched before it is.
+        blocks = _Blocks(order, unpublished, aside)
         sizes = pack.block_sizes(order.context.rules, order.source_index)
-        for piece in pack.cut(_batches(order, counter), sizes):
+        for piece in pack.cut(documents.batches(), sizes):
             blocks.add(piece)
             process.stop_if_asked()
+        proof = proving.result()
         source.unchanged(order.file, proof)
-        made = blocks.finish(counter.counts(), proof)
+        made = blocks.finish(documents, proof)
         blocks.publish(folder)
     receipt.publish(made, folder.receipt(order.key), folder.temporary)
     return made
@@ -77,8 +78,10 @@ def join(order: JoinOrder) -> JoinReceipt:
 class _Blocks:
     """The token shards of a job, under temporary names until all of them are finished."""
 
-    def __init__(self, order: ConvertOrder, unpublished: ExitStack) -> None:
+    def __init__(self, order: ConvertOrder, unpublished: ExitStack, aside: Executor) -> None:
         self._order = order
+        self._aside = aside
+        self._syncing: list[Future[None]] = []
         self._folder = RunFolder(order.context.out)
         self._sizes = pack.block_sizes(order.context.rules, order.source_index)
         self._unpublished = unpublished
@@ -86,17 +89,19 @@ class _Blocks:
         self._current = self._open()
 
     def add(self, piece: pack.Piece) -> None:
-        """Append a piece to the current block; a block that it fills is brought to the disk."""
+        """Append a piece to the current block; a block that it fills is brought to the disk, aside."""
         self._current.write(piece)
         if piece.ends_block:
-            self._current.finish()
+            self._syncing.append(self._aside.submit(self._current.finish))
             self._full.append((self._current, self._line(self._current)))
             self._current = self._open()
 
-    def finish(self, counts: Counts, proof: source.Proof) -> Receipt:
+    def finish(self, documents: Documents, proof: source.Proof) -> Receipt:
         """Bring what is left to the disk as the tail; return the receipt of it all."""
-        context, tail = self._order.context, self._current
+        context, tail, counts = self._order.context, self._current, documents.counts()
         tail.finish()
+        for syncing in self._syncing:
+            syncing.result()
         written = sum(writer.tokens for writer, _ in self._full) + tail.tokens
         assert written == counts.tokens, f"{written} tokens written of {counts.tokens}"
         return Receipt(
@@ -116,6 +121,7 @@ class _Blocks:
                 index_sha256=tail.index.sha256,
             ),
             session=context.session,
+            audited=documents.audited,
         )
 
     def publish(self, folder: RunFolder) -> None:
@@ -143,44 +149,8 @@ class _Blocks:
         return _shard_line(writer, name, split, ((order.source_index, 0),))
 
 
-class _Counter:
-    """Counts rows while they go by, and shows them on the board."""
-
-    def __init__(self) -> None:
-        self.rows = self.documents = self.nulls = self.empties = self.text_bytes = self.tokens = 0
-
-    def add(self, batch: source.TextBatch, tokens: int) -> None:
-        self.rows += batch.seen
-        self.documents += len(batch.rows)
-        self.nulls += batch.null_rows
-        self.empties += batch.empty_rows
-        self.text_bytes += batch.text_bytes
-        self.tokens += tokens
-        process.show_text(self.tokens, self.text_bytes)
-
-    def counts(self) -> Counts:
-        return Counts(self.rows, self.documents, self.nulls, self.empties, self.text_bytes, self.tokens)
-
-
-def _batches(order: ConvertOrder, counter: _Counter) -> Iterator[pack.Batch]:
-    rules = order.context.rules
-    encoder = _tokenizer(rules, RunFolder(order.context.out).vocabularies)
-    total = source.row_count(order.file)
-    for batch in source.batches(order.file, rules.text_column):
-        stream = tokenizer.place_eot(encoder.encode(batch.texts), encoder.vocabulary.eot, rules.eot)
-        counter.add(batch, len(stream.tokens))
-        process.show(counter.rows, total)
-        yield pack.Batch(stream.tokens, stream.starts, batch.rows)
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(rules: Rules, folder: Path) -> tokenizer.Tokenizer:
-    # Spawn gives a worker nothing from the driver, so it loads the tokenizer itself, once.
-    return tokenizer.load(vocabulary.find(rules.tokenizer), folder)
-
-
 def _prove(order: ConvertOrder) -> source.Proof:
-    """Hash the source and compare it with what is known of it, before any of it is believed."""
+    """Hash the source and compare it with what is known of it."""
     proof = source.prove(order.file, process.stop_if_asked)
     wanted = order.source
     if proof.bytes != wanted.bytes or wanted.sha256 not in (None, proof.sha256):

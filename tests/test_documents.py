@@ -1,95 +1,91 @@
-"""The documents tell the truth: what they show is made again here and compared."""
+"""The documents of a source as tokens: counted, and audited against the reference."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import corpus
+import numpy as np
+import pyarrow as pa
 import pytest
+from examples import rules_with
 
-import fwconvert
-from fwconvert.cli import main
+from fwconvert import documents
+from fwconvert.config import Encoder, SourceShard
+from fwconvert.documents import Documents
+from fwconvert.errors import SourceError
+from fwconvert.fast import FastTokenizer
+from fwconvert.orders import ConvertOrder, RunContext
+from fwconvert.tokenizer import Encoded
 
-REPOSITORY = Path(fwconvert.__file__).parent.parent
-FORMAT = (REPOSITORY / "FORMAT.md").read_text()
-README = (REPOSITORY / "README.md").read_text()
+pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
+
+
+def order_for(path: Path, encoder: Encoder, threads: int = 1) -> ConvertOrder:
+    context = RunContext(path.parent, "id", rules_with(), "session", encoder, threads)
+    return ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, path)
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that FORMAT.md describes."""
-    folder = tmp_path_factory.mktemp("example")
-    corpus.write(folder / "a.parquet", ["Hello world", "", "The cat sat."])
-    corpus.write(folder / "b.parquet", ["One more document"])
-    words = ["--shard-tokens", "5", "--val-tokens", "0", "--workers", "1", "--quiet"]
-    assert main(["--source", str(folder), "--out", str(folder / "OUT"), *words]) == 0
-    return folder / "OUT"
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [*corpus.ODD, *(f"document {number}" for number in range(9000)), "\U000323b0 doubtful"]
+    return corpus.write(tmp_path_factory.mktemp("source") / "a.parquet", texts)
 
 
-def hexdumps() -> list[tuple[str, str]]:
-    return re.findall(r"```hexdump (\S+)\n(.*?)```", FORMAT, re.DOTALL)
-
-
-def read_hexdump(text: str) -> bytes:
-    """Return the bytes of a hexdump, in which * stands for repetitions of the row before it."""
-    content = b""
-    for row in text.strip().splitlines():
-        if row == "*":
-            continue
-        place, *numbers = row.split()
-        last = content[-16:]
-        while len(content) < int(place, 16):
-            content += last
-        content += bytes.fromhex("".join(numbers))
-    return content
-
-
-def test_format_md_has_its_hexdumps() -> None:
-    assert len(hexdumps()) == 5
-
-
-@pytest.mark.parametrize(("name", "dump"), hexdumps())
-def test_a_hexdump_in_format_md_is_what_is_written(name: str, dump: str, example: Path) -> None:
-    assert (example / name).read_bytes() == read_hexdump(dump)
-
-
-def test_format_md_describes_every_key_of_the_run_manifest(example: Path) -> None:
-    keys = re.findall(r'^"(\w+)":', (example / "manifest.json").read_text(), re.MULTILINE)
-    described = FORMAT.split("## Run manifest")[1].split("## Source manifest")[0]
-    assert [key for key in keys if f"`{key}`" not in described] == []
-
-
-def test_every_flag_stands_in_the_readme_or_the_help_and_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    exists = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+", README)) - {"--strict"}
-    assert named <= exists
-
-
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
-    corpus.write(tmp_path / "parquet-folder/a.parquet", ["one", "two", "three", "four", "five", "six"])
-    api = next(block for block in _blocks() if "make_recipe" in block)
-    reading = next(block for block in _blocks() if "np.memmap" in block)
-    ended = _python(api.replace("10_000_000", "4"), tmp_path)
-    assert ended.stdout.split()[0] == "True"
-    name = min(path.name for path in (tmp_path / "OUT").glob("*_train_*.bin"))
-    ended = _python(
-        reading.replace("edu_fineweb_train_00000_001.bin", name) + "\nprint(first.tolist())", tmp_path
+def tokens_of(order: ConvertOrder) -> tuple[list[int], list[int], list[int], Documents]:
+    reading = Documents(order)
+    found = list(reading.batches())
+    before = np.cumsum([0, *(len(batch.tokens) for batch in found)])
+    starts = [batch.starts + at for batch, at in zip(found, before, strict=False)]
+    return (
+        np.concatenate([batch.tokens for batch in found]).tolist(),
+        np.concatenate(starts).tolist(),
+        np.concatenate([batch.rows for batch in found]).tolist(),
+        reading,
     )
-    assert ended.stdout.startswith("[50256, ")
 
 
-def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_fast_and_reference_agree_with_any_number_of_threads(file: Path) -> None:
+    *wanted, reading = tokens_of(order_for(file, "reference"))
+    assert reading.audited == 0
+    for encoder in ("fast", "reference"):
+        for threads in (1, 3):
+            *found, other = tokens_of(order_for(file, encoder, threads))
+            assert found == wanted
+            assert other.counts() == reading.counts()
 
 
-def _python(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    script = folder / "script.py"
-    script.write_text(code)
-    return subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, check=True)
+def test_about_one_in_a_thousand_is_audited_and_always_the_first(file: Path, tmp_path: Path) -> None:
+    *_, reading = tokens_of(order_for(file, "fast"))
+    assert 1 <= reading.audited <= 40
+    *_, again = tokens_of(order_for(file, "fast"))
+    assert again.audited == reading.audited
+    one = corpus.write(tmp_path / "one.parquet", [None, "", "the only document"])
+    assert tokens_of(order_for(one, "fast"))[-1].audited == 1
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 200
+def test_the_sample_is_about_one_in_a_thousand_of_any_source() -> None:
+    rows = np.arange(1_000_000)
+    for salt in (0, 7, 999):
+        assert 800 <= len(documents._sample(rows, salt, first=False)) <= 1200
+
+
+def test_a_difference_stops_the_job_and_names_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = {"text": [None, "first", "second"], "id": ["<urn:0>", "<urn:1>", "<urn:2>"]}
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    pq.write_table(pa.table(table), path)
+    real = FastTokenizer._encode
+
+    def wrong(self: FastTokenizer, content: object, bounds: object) -> Encoded:
+        encoded = real(self, content, bounds)  # type: ignore[arg-type]
+        return Encoded(encoded.tokens + 1, encoded.offsets)
+
+    monkeypatch.setattr(FastTokenizer, "_encode", wrong)
+    with pytest.raises(SourceError) as caught:
+        tokens_of(order_for(path, "fast"))
+    told = str(caught.value)
+    assert "a.parquet" in told
+    assert "<urn:1>" in told
+    assert "--encoder reference" in told

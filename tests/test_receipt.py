@@ -88,7 +88,9 @@ def test_no_receipt_that_is_cut_short_is_believed(path: Path) -> None:
 
 @pytest.mark.parametrize("field", [name for name in Receipt.__struct_fields__ if name != "digest"])
 def test_a_changed_field_is_noticed(path: Path, field: str) -> None:
-    other = Receipt("34" * 32, "b", 1, "00", 2, Counts(0, 0, 0, 0, 0, 0), (), Tail(0, 0, 0, "", 0, ""), "t")
+    other = Receipt(
+        "34" * 32, "b", 1, "00", 2, Counts(0, 0, 0, 0, 0, 0), (), Tail(0, 0, 0, "", 0, ""), "t", 5
+    )
     receipt.publish(JOB, path)
     sealed = receipt.read(path, Receipt, RECIPE_ID)
     forged = msgspec.structs.replace(sealed, **{field: getattr(other, field)})

@@ -34,7 +34,10 @@ JOBS = {
     FILES[1].path: job(FILES[1].path, tail=4),
 }
 JOINS = {JOINED.name: JoinReceipt(RECIPE.recipe_id, (Segment(0, 0, 0, 3), Segment(1, 3, 0, 4)), JOINED, "s")}
-SESSIONS = [Session("one", "then", "host", 1, 2, {"python": "3"}), Session("two", "later", "host", 1, 2, {})]
+SESSIONS = [
+    Session("one", "then", "host", 1, 2, 1, "fast", {"python": "3"}),
+    Session("two", "later", "host", 1, 2, 1, "reference", {}),
+]
 
 
 def manifest() -> RunManifest:
@@ -83,7 +86,7 @@ def test_two_runs_agree_in_every_byte_but_the_sessions(folder: RunFolder) -> Non
         path: msgspec.structs.replace(made, session="t", source_mtime_ns=8) for path, made in JOBS.items()
     }
     joins = {name: msgspec.structs.replace(made, session="t") for name, made in JOINS.items()}
-    others = [Session("three", "today", "elsewhere", 5, 64, {"python": "4"})]
+    others = [Session("three", "today", "elsewhere", 5, 64, 2, "fast", {"python": "4"})]
     run_manifest.write(folder, run_manifest.build(RECIPE, jobs, joins, others, complete=True))
     other = folder.manifest.read_bytes()
 

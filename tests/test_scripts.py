@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent
-SCRIPTS = ("scripts/run", "scripts/test", ".ci/run")
+SCRIPTS = ("scripts/run", "scripts/test", "scripts/bench", ".ci/run")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts want bash")
 

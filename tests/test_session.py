@@ -35,7 +35,10 @@ def test_two_sessions_in_one_second_differ_and_their_ids_are_file_names() -> Non
 
 
 def test_sessions_are_read_in_order_as_they_were_written(folder: RunFolder) -> None:
-    past = [session.Session(f"2025010{day}T000000Z-000000", f"day {day}", "h", 1, 1, {}) for day in (3, 1, 2)]
+    past = [
+        session.Session(f"2025010{day}T000000Z-000000", f"day {day}", "h", 1, 1, 1, "fast", {})
+        for day in (3, 1, 2)
+    ]
     for each in past:
         session.write(folder, each)
 

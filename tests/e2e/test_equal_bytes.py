@@ -49,6 +49,28 @@ def naive_shards(sources: Path, out: Path, **recipe: Any) -> dict[str, str]:
     return runner.shards(out)
 
 
+@pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
+def test_either_encoder_and_any_number_of_threads_make_equal_folders(
+    tokenizer: str, sources: Path, tmp_path: Path
+) -> None:
+    doubtful = ["\u088f \ua7ce", "plain", "x\U000323b0y", "\U00010940" * 300]
+    corpus.write(tmp_path / "sources/0.parquet", doubtful)
+    (tmp_path / "sources/1.parquet").write_bytes((sources / "00.parquet").read_bytes())
+    ways = {
+        "reference": ["--encoder", "reference", "--threads", "1"],
+        "reference with threads": ["--encoder", "reference", "--threads", "3"],
+        "auto": ["--threads", "1"],
+        "auto with threads": ["--threads", "3"],
+    }
+    trees = []
+    for name, flags in ways.items():
+        recipe = {"tokenizer": tokenizer, "shard_tokens": 500, "workers": 1}
+        ended = runner.run(tmp_path / "sources", tmp_path / name, *flags, **recipe)
+        runner.assert_tidy_end(ended, 0)
+        trees.append(runner.tree(tmp_path / name))
+    assert all(tree == trees[0] for tree in trees)
+
+
 @pytest.mark.parametrize(("recipe", "val_shards"), RECIPES.values(), ids=RECIPES.keys())
 def test_the_output_equals_that_of_the_naive_writer(
     recipe: dict[str, Any], val_shards: int, sources: Path, tmp_path: Path

@@ -1,0 +1,118 @@
+"""The documents of one source shard as tokens: read, encoded, audited, counted.
+
+The fast encoder is never simply trusted. Of every source the first document,
+and about one in a thousand of the rest, always the same ones, is encoded by
+the reference as well; a difference stops the job before anything is published.
+"""
+
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert import process, source, tokenizer, vocabulary
+from fwconvert.ahead import ahead
+from fwconvert.config import Encoder, Rules
+from fwconvert.errors import SourceError, message
+from fwconvert.fast import FastTokenizer
+from fwconvert.folder import RunFolder
+from fwconvert.orders import ConvertOrder
+from fwconvert.pack import Batch
+from fwconvert.receipt import Counts
+
+_ONE_IN = 1000
+# Batches read ahead of the encoder when there are threads to do it.
+_AHEAD = 3
+
+
+class Documents:
+    """Reads a source shard once; knows afterwards what it saw."""
+
+    def __init__(self, order: ConvertOrder) -> None:
+        self._order = order
+        context = order.context
+        folder = RunFolder(context.out).vocabularies
+        self._tokenizer = _load(context.rules, context.encoder, context.threads, folder)
+        self._rows = self._documents = self._nulls = self._empties = 0
+        self._text_bytes = self._tokens = 0
+        self._salt = zlib.crc32(order.source.path.encode()) % _ONE_IN
+        self.audited = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the documents in order, each with its separator."""
+        context, file = self._order.context, self._order.file
+        total = source.row_count(file)
+        texts = source.batches(file, context.rules.text_column)
+        for batch in ahead(texts, _AHEAD) if context.threads > 1 else texts:
+            encoded = self._tokenizer.encode(batch.texts)
+            self._audit(batch, encoded)
+            stream = tokenizer.place_eot(encoded, self._tokenizer.vocabulary.eot, context.rules.eot)
+            self._count(batch, len(stream.tokens))
+            process.show(self._rows, total)
+            yield Batch(stream.tokens, stream.starts, batch.rows)
+
+    def counts(self) -> Counts:
+        """Return what was seen so far."""
+        return Counts(
+            rows=self._rows,
+            documents=self._documents,
+            null_rows=self._nulls,
+            empty_rows=self._empties,
+            text_bytes=self._text_bytes,
+            tokens=self._tokens,
+        )
+
+    def _count(self, batch: source.TextBatch, tokens: int) -> None:
+        self._rows += batch.seen
+        self._documents += len(batch.rows)
+        self._nulls += batch.null_rows
+        self._empties += batch.empty_rows
+        self._text_bytes += batch.text_bytes
+        self._tokens += tokens
+        process.show_text(self._tokens, self._text_bytes)
+
+    def _audit(self, batch: source.TextBatch, encoded: tokenizer.Encoded) -> None:
+        """Compare a sample of the documents with the reference, unless it made them."""
+        if not isinstance(self._tokenizer, FastTokenizer):
+            return
+        sample = _sample(batch.rows, self._salt, first=self._documents == 0)
+        if not len(sample):
+            return
+        wanted = self._tokenizer.reference.encode(batch.texts.take(sample))
+        for at, (begin, end) in zip(sample, pairwise(wanted.offsets), strict=True):
+            found = encoded.tokens[encoded.offsets[at] : encoded.offsets[at + 1]]
+            if not np.array_equal(found, wanted.tokens[begin:end]):
+                raise SourceError(self._difference(int(batch.rows[at])))
+        self.audited += len(sample)
+
+    def _difference(self, row: int) -> str:
+        file = self._order.file
+        return message(
+            "the fast encoder gave other tokens than the reference; nothing was written",
+            "pass --encoder reference, and please report the document",
+            source=self._order.source.path,
+            row=row,
+            id=source.identity(file, row),
+        )
+
+
+def _sample(rows: NDArray[np.int64], salt: int, *, first: bool) -> NDArray[np.int64]:
+    """Return the indices of the documents to audit: the same in every run of a source."""
+    mixed = (rows * 2654435761 & 0xFFFFFFFF) >> 8  # Knuth's multiplicative hash
+    chosen = mixed % _ONE_IN == salt
+    if first:
+        chosen[:1] = True
+    return np.flatnonzero(chosen)
+
+
+@lru_cache(maxsize=1)
+def _load(rules: Rules, encoder: Encoder, threads: int, folder: Path) -> tokenizer.Tokenizer:
+    # Spawn gives a worker nothing from the driver, so it loads the tokenizer itself, once.
+    known = vocabulary.find(rules.tokenizer)
+    if encoder == "fast":
+        return FastTokenizer(known, vocabulary.read_table(known, folder), threads)
+    return tokenizer.load(known, folder, threads)

@@ -1,0 +1,39 @@
+"""Which encoder a run uses. An option, not part of the recipe: all of them give the same ids.
+
+Light on purpose: the driver chooses, a worker loads.
+"""
+
+from importlib import util
+
+from fwconvert.config import Encoder, EncoderChoice
+from fwconvert.errors import UsageError, message
+from fwconvert.vocabulary import Vocabulary
+
+# gigatoken's names for the split patterns, by rank table. It refuses p50k_base, whose ranks have gaps.
+PRETOKENIZERS = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
+
+
+def choose(wanted: EncoderChoice, vocabulary: Vocabulary) -> tuple[Encoder, str]:
+    """Return the encoder to use, and why it is not the fast one ("" if it is, or if that is no loss)."""
+    if wanted == "reference" or not vocabulary.table:
+        return "reference", ""
+    missing = _why_not_fast(vocabulary)
+    if not missing:
+        return "fast", ""
+    if wanted == "fast":
+        raise UsageError(
+            message(
+                "the fast encoder cannot be used",
+                "pass --encoder auto or --encoder reference: the output is the same",
+                reason=missing,
+            )
+        )
+    return "reference", f"the reference encoder is used, which is slower: {missing}"
+
+
+def _why_not_fast(vocabulary: Vocabulary) -> str:
+    if vocabulary.table not in PRETOKENIZERS:
+        return f"gigatoken does not know {vocabulary.name}"
+    if util.find_spec("gigatoken") is None:
+        return "gigatoken is not installed (it has no wheel for every platform)"
+    return ""

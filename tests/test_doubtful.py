@@ -1,0 +1,144 @@
+import itertools
+import runpy
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from examples import unhurried
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fwconvert import doubtful
+
+CODES = [code for first, last in doubtful.RANGES for code in range(first, last + 1)]
+DOUBTFUL = frozenset(map(chr, CODES))
+NEIGHBOURS = [
+    chr(code)
+    for first, last in doubtful.RANGES
+    for code in (first - 1, last + 1, first ^ 0x40, last ^ 0x1000)
+    if chr(code) not in DOUBTFUL
+]
+CURLY, SMILE = "\u2019", "\U0001f600"
+
+LETTERS = st.one_of(
+    st.characters(codec="utf-8"),
+    st.sampled_from(sorted(DOUBTFUL)),
+    st.sampled_from(NEIGHBOURS),
+    st.sampled_from(["a", " ", "\0", "\u00e9", CURLY, SMILE]),
+)
+TEXTS = st.lists(st.text(LETTERS, max_size=8))
+
+
+def joined(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    encoded = [text.encode() for text in texts]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def found_in(texts: Sequence[str]) -> list[int]:
+    found = doubtful.documents(*joined(texts))
+    assert found.dtype == np.int64
+    return list(found)
+
+
+def naive(texts: Sequence[str]) -> list[int]:
+    return [index for index, text in enumerate(texts) if any(c in DOUBTFUL for c in text)]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    pytest.importorskip("gigatoken", reason="gigatoken is not installed: there is nothing to be doubted")
+    return runpy.run_path(str(Path(__file__).parent.parent / "scripts/derive_doubtful.py"))
+
+
+def test_the_table_is_that_of_the_installed_versions(script: dict[str, Any]) -> None:
+    table = script["made_up_table"]()
+    pairs = [script["Pair"](name, table) for name in ("gpt2", "cl100k_base", "o200k_base")]
+    # Between these, a letter of either case, a digit, a mark and all else are cut in different ways.
+    found = [script["derive"](pair, "!@A!@a", together=256) for pair in pairs]
+    assert found[0] == found[1] <= found[2]
+    assert tuple(script["as_ranges"](found[2])) == doubtful.RANGES
+
+
+def test_the_script_writes_the_table_and_nothing_else(script: dict[str, Any]) -> None:
+    source = Path(doubtful.__file__).read_text("utf-8")
+    changed = script["source_with"]([(0x41, 0x10FFFF)])
+    before, _, after = source.partition("# First and last code point")
+    assert changed.startswith(before)
+    assert changed.endswith("= (\n    (0x0041, 0x10FFFF),\n)\n" + after.partition("\n)\n")[2])
+
+
+def test_the_table_is_in_order_and_its_ranges_do_not_touch() -> None:
+    ends = [end for pair in doubtful.RANGES for end in pair]
+    assert ends == sorted(ends)
+    assert all(last + 1 < first for (_, last), (first, _) in itertools.pairwise(doubtful.RANGES))
+
+
+@unhurried
+@given(TEXTS)
+@example(["", "", ""])
+@example([])
+def test_exactly_the_documents_with_a_doubtful_code_point_are_found(texts: list[str]) -> None:
+    assert found_in(texts) == naive(texts)
+
+
+@unhurried
+@given(TEXTS.filter(bool), st.data())
+def test_a_slice_is_searched_as_if_it_were_alone(texts: list[str], data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(texts) - 1))
+    end = data.draw(st.integers(begin, len(texts)))
+    content, bounds = joined(texts)
+    found = doubtful.documents(content, bounds[begin : end + 1])
+    assert found.tolist() == naive(texts[begin:end])
+
+
+@unhurried
+@given(TEXTS, st.integers(1, 9))
+def test_where_the_search_takes_a_new_part_makes_no_difference(texts: list[str], size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doubtful, "_PART_BYTES", size)
+        assert found_in(texts) == naive(texts)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["in English", "in another script"])
+def test_every_code_point_is_told_from_every_other(dense: bool) -> None:
+    scalars = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF]
+    # The way of searching depends on how many suspects there are.
+    texts = scalars if dense else [char + "a" * 300 for char in [*sorted(DOUBTFUL), *NEIGHBOURS]]
+    assert found_in(texts) == naive(texts)
+
+
+@pytest.mark.parametrize("end", [end for pair in doubtful.RANGES for end in pair], ids="{:04X}".format)
+def test_a_doubtful_character_at_the_edge_of_a_document_belongs_to_it_alone(end: int) -> None:
+    char = chr(end)
+    texts = ["", "a", f"{char}a", f"{CURLY}a", f"a{char}", "", f"{SMILE}a", char, "", char, char * 3]
+    assert found_in(texts) == [2, 4, 7, 9, 10]
+
+
+def test_no_content_has_no_doubtful_documents() -> None:
+    nothing = np.empty(0, np.uint8)
+    for bounds in ([0], [0, 0], [0, 0, 0]):
+        assert doubtful.documents(nothing, np.array(bounds, np.int64)).tolist() == []
+
+
+def test_another_table_would_work_as_well() -> None:
+    # Characters of every length, the first and the last of all, and ranges across two lengths.
+    ranges = [(0, 0), (0x41, 0x42), (0x7F, 0x80), (0xE9, 0xE9), (0x7FF, 0x800), (0xFFFF, 0x10000)]
+    ranges += [(0x10FFFF, 0x10FFFF)]
+    codes = {end for pair in ranges for end in pair}
+    texts = [chr(c) for code in codes for c in range(max(0, code - 2), min(code + 3, 0x110000))]
+    expected = [index for index, text in enumerate(texts) if ord(text) in codes]
+    assert with_table(repr(tuple(ranges))).documents(*joined(texts)).tolist() == expected
+    assert with_table("()").documents(*joined(texts)).tolist() == []
+
+
+def with_table(ranges: str) -> Any:
+    """Return the module as it would be with another table."""
+    source = Path(doubtful.__file__).read_text("utf-8")
+    begin, end = source.index("= (\n") + 2, source.index("\n)\n") + 2
+    module = types.ModuleType("another")
+    exec(source[:begin] + ranges + source[end:], module.__dict__)
+    return module

@@ -1,0 +1,95 @@
+"""The documents tell the truth: what they show is made again here and compared."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import corpus
+import pytest
+
+import fwconvert
+from fwconvert.cli import main
+
+REPOSITORY = Path(fwconvert.__file__).parent.parent
+FORMAT = (REPOSITORY / "FORMAT.md").read_text()
+README = (REPOSITORY / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that FORMAT.md describes."""
+    folder = tmp_path_factory.mktemp("example")
+    corpus.write(folder / "a.parquet", ["Hello world", "", "The cat sat."])
+    corpus.write(folder / "b.parquet", ["One more document"])
+    words = ["--shard-tokens", "5", "--val-tokens", "0", "--workers", "1", "--quiet"]
+    assert main(["--source", str(folder), "--out", str(folder / "OUT"), *words]) == 0
+    return folder / "OUT"
+
+
+def hexdumps() -> list[tuple[str, str]]:
+    return re.findall(r"```hexdump (\S+)\n(.*?)```", FORMAT, re.DOTALL)
+
+
+def read_hexdump(text: str) -> bytes:
+    """Return the bytes of a hexdump, in which * stands for repetitions of the row before it."""
+    content = b""
+    for row in text.strip().splitlines():
+        if row == "*":
+            continue
+        place, *numbers = row.split()
+        last = content[-16:]
+        while len(content) < int(place, 16):
+            content += last
+        content += bytes.fromhex("".join(numbers))
+    return content
+
+
+def test_format_md_has_its_hexdumps() -> None:
+    assert len(hexdumps()) == 5
+
+
+@pytest.mark.parametrize(("name", "dump"), hexdumps())
+def test_a_hexdump_in_format_md_is_what_is_written(name: str, dump: str, example: Path) -> None:
+    assert (example / name).read_bytes() == read_hexdump(dump)
+
+
+def test_format_md_describes_every_key_of_the_run_manifest(example: Path) -> None:
+    keys = re.findall(r'^"(\w+)":', (example / "manifest.json").read_text(), re.MULTILINE)
+    described = FORMAT.split("## Run manifest")[1].split("## Source manifest")[0]
+    assert [key for key in keys if f"`{key}`" not in described] == []
+
+
+def test_every_flag_stands_in_the_readme_or_the_help_and_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    exists = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+", README)) - {"--strict"}
+    assert named <= exists
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    corpus.write(tmp_path / "parquet-folder/a.parquet", ["one", "two", "three", "four", "five", "six"])
+    api = next(block for block in _blocks() if "make_recipe" in block)
+    reading = next(block for block in _blocks() if "np.memmap" in block)
+    ended = _python(api.replace("10_000_000", "4"), tmp_path)
+    assert ended.stdout.split()[0] == "True"
+    name = min(path.name for path in (tmp_path / "OUT").glob("*_train_*.bin"))
+    ended = _python(
+        reading.replace("edu_fineweb_train_00000_001.bin", name) + "\nprint(first.tolist())", tmp_path
+    )
+    assert ended.stdout.startswith("[50256, ")
+
+
+def _blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def _python(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    script = folder / "script.py"
+    script.write_text(code)
+    return subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, check=True)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
