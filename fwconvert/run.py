@@ -82,16 +82,9 @@ def convert(
     if options.check_disk:
         needed = plan_for(recipe, options)
         plan.check_disk(needed, bytes_there(folder), free_bytes(folder.path), str(options.out))
-    # Before the session, because it may fail and the folder should not belong to a recipe that never ran.
-    known = vocabulary.find(recipe.rules.tokenizer)
-    vocabulary.provide(known, folder.vocabularies)
-    encoder, reason = encoders.choose(options.encoder, known)
-    if reason:
-        observer.notice(reason)
-    current = session.new(options.worker_count, options.thread_count(len(recipe.source.files)), encoder)
-    stop = stop or StopSwitch()
+    current = _new_session(folder, recipe, options, observer)
     with _session(folder, recipe, current):
-        work = _begin(folder, recipe, current, origin, observer, stop)
+        work = _begin(folder, recipe, current, origin, observer, stop or StopSwitch())
         found = len(work.survey.jobs)
         _carry_out(work, options)
         return _result(work, found, started)
@@ -171,6 +164,19 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
 
 def _unclean(folder: RunFolder) -> set[str]:
     return {past.id for past in session.all_of(folder) if not past.ended}
+
+
+def _new_session(folder: RunFolder, recipe: Recipe, options: Options, observer: Observer) -> session.Session:
+    """Return a session that can begin: its encoder is there, and its vocabulary.
+
+    Whatever fails here fails before the folder belongs to the recipe.
+    """
+    known = vocabulary.find(recipe.rules.tokenizer)
+    encoder, reason = encoders.choose(options.encoder, known)
+    if reason:
+        observer.notice(reason)
+    vocabulary.provide(known, folder.vocabularies)
+    return session.new(options.worker_count, options.thread_count(len(recipe.source.files)), encoder)
 
 
 @contextmanager

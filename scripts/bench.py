@@ -57,6 +57,8 @@ def main() -> int:
     given = _arguments()
     scale = QUICK if given.quick else FULL
     try:
+        if given.work is not None:
+            given.work.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="fwconvert-bench-", dir=given.work) as work:
             report = bench(given, scale, Path(work).resolve())
     except BenchError as error:
