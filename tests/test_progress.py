@@ -491,7 +491,8 @@ def a_run_that_outlives_its_terminal(proof: str) -> None:
     """Go on after the terminal is gone, then leave a proof."""
     with progress.choose(quiet=False) as observer:
         observer.update(at(0.1, running=[job()]))
-        sys.stdin.readline()  # Ends when the terminal hangs up.
+        with contextlib.suppress(OSError):  # Ends when the terminal hangs up, with or without an error.
+            sys.stdin.readline()
         time.sleep(0.1)
         for tick in range(12):
             observer.notice(f"tick {tick}")
