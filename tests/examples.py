@@ -23,6 +23,20 @@ RULES = Rules(
     name="edu_fineweb",
     block_digits=3,
 )
+# Another value for each rule.
+CHANGED_RULES: dict[str, Any] = {
+    "tokenizer": "cl100k_base",
+    "vocabulary_sha256": "ef" * 32,
+    "eot": "after",
+    "token_type": "uint32",
+    "text_column": "body",
+    "shard_tokens": 99,
+    "val_tokens": 0,
+    "layout": "contiguous",
+    "format": "npy",
+    "name": "other",
+    "block_digits": 4,
+}
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))
 RECIPE = Recipe(SOURCE, RULES)

@@ -10,7 +10,7 @@ from pathlib import Path
 import child
 import msgspec
 import pytest
-from examples import FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with, unhurried
+from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -217,21 +217,6 @@ def test_a_manifest_with_a_path_twice_or_a_negative_size_is_refused() -> None:
         recipe_with(files=(*FILES, SourceShard("a/0.parquet", 11))).source.check()
     with pytest.raises(ManifestError, match=r"a/2\.parquet"):
         recipe_with(files=(*FILES, SourceShard("a/2.parquet", -1))).source.check()
-
-
-CHANGED_RULES = {
-    "tokenizer": "cl100k_base",
-    "vocabulary_sha256": "ef" * 32,
-    "eot": "after",
-    "token_type": "uint32",
-    "text_column": "body",
-    "shard_tokens": 99,
-    "val_tokens": 0,
-    "layout": "contiguous",
-    "format": "npy",
-    "name": "other",
-    "block_digits": 4,
-}
 
 
 def test_every_field_of_the_rules_counts_in_the_id() -> None:

@@ -6,26 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from examples import FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
+from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
 
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
 from fwconvert.folder import RunFolder
 from fwconvert.saved_plan import read_plan, refuse_other_recipe, save_plan
-
-CHANGED_RULES: dict[str, Any] = {
-    "tokenizer": "cl100k_base",
-    "vocabulary_sha256": "ef" * 32,
-    "eot": "after",
-    "token_type": "uint32",
-    "text_column": "body",
-    "shard_tokens": 99,
-    "val_tokens": 0,
-    "layout": "contiguous",
-    "format": "npy",
-    "name": "other",
-    "block_digits": 4,
-}
 
 
 @pytest.fixture
