@@ -26,6 +26,10 @@ Encoder = Literal["fast", "reference"]
 
 SHARD_TOKENS = 100_000_000
 
+# The header of a token shard, and an entry of a document index (FORMAT.md).
+HEADER_BYTES = 1024
+INDEX_ENTRY_BYTES = 8
+
 # llm.c seeks with a C int, so a shard file must stay below 2 GiB.
 MOST_SHARD_BYTES = 2**31 - 1
 
@@ -165,7 +169,7 @@ def default_workers() -> int:
 
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
-    most = (MOST_SHARD_BYTES - 1024) // rules.token_bytes
+    most = (MOST_SHARD_BYTES - HEADER_BYTES) // rules.token_bytes
     for flag, tokens, least in (
         ("--shard-tokens", rules.shard_tokens, 1),
         ("--val-tokens", rules.val_tokens, 0),

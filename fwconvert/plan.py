@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fwconvert.config import Recipe, Rules, SourceShard, Totals
+from fwconvert.config import HEADER_BYTES, INDEX_ENTRY_BYTES, Recipe, Rules, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 
 # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
@@ -20,9 +20,6 @@ _TEXT_BYTES_PER_TOKEN = {
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
 _TEXT_BYTES_PER_DOCUMENT = 4750
-
-_INDEX_ENTRY_BYTES = 8
-_HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int) -> Plan:
     rows = sum(size.rows for size in known.values())
     total, largest = sum(tokens.values()), max(files, key=lambda file: file.bytes, default=None)
     shards = -(-total // rules.shard_tokens)
-    output = total * rules.token_bytes + shards * _HEADER_BYTES + rows * _INDEX_ENTRY_BYTES
+    output = total * rules.token_bytes + shards * HEADER_BYTES + rows * INDEX_ENTRY_BYTES
     most = max(tokens.values(), default=0)
     return Plan(
         files=len(files),

@@ -20,11 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.atomic import Output
-from fwconvert.config import Rules, TokenType
+from fwconvert.config import HEADER_BYTES, Rules, TokenType
 from fwconvert.errors import ShardError, message
 from fwconvert.pack import Piece
-
-HEADER_BYTES = 1024
 
 # Magic number and version of llm.c's gpt-2 shards (uint16) and llama-3 shards (uint32).
 _KINDS: dict[TokenType, tuple[int, int]] = {"uint16": (20240520, 1), "uint32": (20240801, 7)}

@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwconvert import names, receipt
-from fwconvert.config import Recipe
+from fwconvert.config import INDEX_ENTRY_BYTES, Recipe
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
-
-# A document index entry takes 8 bytes (shard.INDEX_TYPE; this module must not need numpy).
-INDEX_ENTRY_BYTES = 8
 
 
 class _Recorded(NamedTuple):

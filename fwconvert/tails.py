@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fwconvert.config import HEADER_BYTES
 from fwconvert.errors import ShardError, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
-from fwconvert.shard import HEADER_BYTES, map_array, numpy_type, tail_index_type
+from fwconvert.shard import map_array, numpy_type, tail_index_type
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21

@@ -11,12 +11,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from fwconvert import names, pack, vocabulary
-from fwconvert.config import Recipe, Rules
+from fwconvert.config import HEADER_BYTES, Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.join import joined_shards
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import Headline, JobLine, RunManifest
-from fwconvert.shard import HEADER_BYTES
 from fwconvert.verify_shard import Problem, one_line
 
 FILE = "manifest.json"

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import names, shard
-from fwconvert.config import Rules
+from fwconvert.config import HEADER_BYTES, INDEX_ENTRY_BYTES, Rules
 from fwconvert.errors import ShardError
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
-from fwconvert.survey import INDEX_ENTRY_BYTES, sha256_of
+from fwconvert.survey import sha256_of
 from fwconvert.vocabulary import Vocabulary
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
@@ -237,7 +237,7 @@ class _Scan:
         self._buffer = np.empty(STEP, shard.numpy_type(rules.token_type))
 
     def read_header(self) -> bytes:
-        head = self._file.read(shard.HEADER_BYTES)
+        head = self._file.read(HEADER_BYTES)
         self.digest.update(head)
         return head
 

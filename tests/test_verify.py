@@ -18,7 +18,7 @@ import pytest
 
 import fwconvert
 from fwconvert import names, shard, verify_shard
-from fwconvert.config import TokenType
+from fwconvert.config import HEADER_BYTES, TokenType
 from fwconvert.errors import ManifestError, UsageError
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.receipt import ShardLine
@@ -173,7 +173,7 @@ def index_of(out: Path, name: str) -> Path:
 
 def tokens_of(out: Path, name: str) -> "np.ndarray[Any, Any]":
     """Map the tokens of a shard so that they can be changed."""
-    return np.memmap(out / name, "<u2", "r+", shard.HEADER_BYTES)
+    return np.memmap(out / name, "<u2", "r+", HEADER_BYTES)
 
 
 def entries_of(out: Path, name: str) -> "np.ndarray[Any, Any]":
@@ -256,7 +256,7 @@ def test_tokens_of_four_bytes_are_proven(tmp_path: Path) -> None:
     convert(tmp_path / "sources", out, Kind(eot="after", tokenizer=known.name))
     assert told(out) == []
     name = read_manifest(out)["shards"][0]["name"]
-    np.memmap(out / name, "<u4", "r+", shard.HEADER_BYTES)[1] = known.size
+    np.memmap(out / name, "<u4", "r+", HEADER_BYTES)[1] = known.size
     assert_told(
         out, "is damaged", "1 ids are not below the vocabulary's size of 100,277, the first at token 1"
     )
@@ -305,7 +305,7 @@ def change_count(path: Path) -> None:
 
 def use_reserved(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[shard.HEADER_BYTES - 1] = 1
+    content[HEADER_BYTES - 1] = 1
     path.write_bytes(content)
 
 
@@ -401,7 +401,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_told(before: Path, monkeypatch: 
     def read_then_cut(path: Path, token_type: TokenType) -> Any:
         tokens = read_tokens(path, token_type)
         if path.name == "t_train_00001_001.bin":
-            os.truncate(path, shard.HEADER_BYTES + 10)
+            os.truncate(path, HEADER_BYTES + 10)
         return tokens
 
     monkeypatch.setattr(shard, "read_tokens", read_then_cut)
