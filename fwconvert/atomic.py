@@ -9,7 +9,6 @@ already have dropped the pages and would report success (fsyncgate).
 """
 
 import errno
-import hashlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from fwconvert.blocks import File
 from fwconvert.errors import OutputError, message
 
 # O_BINARY exists on Windows only; O_NOFOLLOW and O_CLOEXEC do not exist there.
@@ -29,15 +29,16 @@ class Output:
 
     It lies under a unique temporary name in `folder` until `publish`. Leaving
     the `with` block, by whichever way, removes it unless it was published.
+
+    What is written is collected in blocks. A full one is hashed and written by
+    another thread, past the page cache where the file system allows that.
     """
 
     def __init__(self, folder: Path, label: str) -> None:
         self.temporary = folder / f"{label}-{uuid.uuid4().hex}"
         self.bytes = 0
-        self._sha256 = hashlib.sha256()
         with writing(self.temporary):
-            self._descriptor = os.open(self.temporary, _FLAGS, 0o644)
-        self._open = True
+            self._file = File(self.temporary, _FLAGS)
         self._exists = True
         self._spoilt = False
 
@@ -49,27 +50,21 @@ class Output:
 
     @property
     def sha256(self) -> str:
-        """The sha256 of everything written so far."""
-        return self._sha256.hexdigest()
+        """The sha256 of the finished file."""
+        return self._file.sha256
 
     def write(self, content: bytes | memoryview) -> None:
-        """Append all of `content`, a run of bytes."""
-        view = memoryview(content)
-        self._sha256.update(view)
-        self.bytes += len(view)
+        """Append all of `content`, a run of bytes. A failure shows in `finish` at the latest."""
+        self.bytes += len(content)
         with self._spoiling():
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            self._file.write(memoryview(content))
 
     def finish(self) -> None:
         """Bring the content to the disk. After this the file only awaits its name."""
         if self._spoilt:
             raise OutputError(message("a file whose writing failed cannot be finished", file=self.temporary))
-        if not self._open:
-            return
         with self._spoiling():
-            os.fsync(self._descriptor)
-        self._close()
+            self._file.finish()
 
     def publish(self, path: Path) -> None:
         """Give the finished file its final name. Durable after `sync_folder(path.parent)`."""
@@ -80,9 +75,8 @@ class Output:
 
     def discard(self) -> None:
         """Remove the file unless it was published."""
-        if self._open:
-            with suppress(OutputError):  # It is thrown away anyway.
-                self._close()
+        with suppress(OSError):  # It is thrown away anyway.
+            self._file.close()
         if self._exists:
             self._exists = False
             remove(self.temporary)
@@ -94,11 +88,6 @@ class Output:
         with writing(self.temporary, self.bytes):
             yield
         self._spoilt = False
-
-    def _close(self) -> None:
-        self._open = False
-        with self._spoiling():
-            os.close(self._descriptor)
 
 
 def replace(path: Path, content: bytes, temporary: Path | None = None) -> None:

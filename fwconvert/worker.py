@@ -7,6 +7,7 @@ processes (tiktoken's PanicException, a BaseException, would not).
 """
 
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -85,7 +86,7 @@ class _Blocks:
         self._folder = RunFolder(order.context.out)
         self._sizes = pack.block_sizes(order.context.rules, order.source_index)
         self._unpublished = unpublished
-        self._full: list[tuple[ShardWriter, ShardLine]] = []
+        self._full: list[ShardWriter] = []
         self._current = self._open()
 
     def add(self, piece: pack.Piece) -> None:
@@ -93,7 +94,7 @@ class _Blocks:
         self._current.write(piece)
         if piece.ends_block:
             self._syncing.append(self._aside.submit(self._current.finish))
-            self._full.append((self._current, self._line(self._current)))
+            self._full.append(self._current)
             self._current = self._open()
 
     def finish(self, documents: Documents, proof: source.Proof) -> Receipt:
@@ -102,7 +103,7 @@ class _Blocks:
         tail.finish()
         for syncing in self._syncing:
             syncing.result()
-        written = sum(writer.tokens for writer, _ in self._full) + tail.tokens
+        written = sum(writer.tokens for writer in self._full) + tail.tokens
         assert written == counts.tokens, f"{written} tokens written of {counts.tokens}"
         return Receipt(
             recipe_id=context.recipe_id,
@@ -111,7 +112,7 @@ class _Blocks:
             source_sha256=proof.sha256,
             source_mtime_ns=proof.mtime_ns,
             counts=counts,
-            shards=tuple(line for _, line in self._full),
+            shards=tuple(self._lines()),
             tail=Tail(
                 tokens=tail.tokens,
                 documents=tail.documents,
@@ -126,7 +127,7 @@ class _Blocks:
 
     def publish(self, folder: RunFolder) -> None:
         """Give all files their final names, durably."""
-        for writer, line in self._full:
+        for writer, line in zip(self._full, self._lines(), strict=True):
             writer.publish(folder.shard(line.name), folder.shard_index(line.name))
         if self._current.tokens:
             self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
@@ -140,13 +141,15 @@ class _Blocks:
         writer = ShardWriter(self._folder.temporary, self._order.key, context.rules, promised)
         return self._unpublished.enter_context(writer)
 
-    def _line(self, writer: ShardWriter) -> ShardLine:
-        order, block = self._order, len(self._full)
+    def _lines(self) -> Iterator[ShardLine]:
+        """Yield the receipt's lines of the finished blocks."""
+        order = self._order
         rules = order.context.rules
-        is_val = block == 0 and pack.has_validation(rules, order.source_index)
-        split: names.Split = "val" if is_val else "train"
-        name = names.job_shard(rules, split, order.source_index, block)
-        return _shard_line(writer, name, split, ((order.source_index, 0),))
+        for block, writer in enumerate(self._full):
+            is_val = block == 0 and pack.has_validation(rules, order.source_index)
+            split: names.Split = "val" if is_val else "train"
+            name = names.job_shard(rules, split, order.source_index, block)
+            yield _shard_line(writer, name, split, ((order.source_index, 0),))
 
 
 def _prove(order: ConvertOrder) -> source.Proof:

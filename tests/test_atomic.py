@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fwconvert import atomic
 from fwconvert.atomic import Output
+from fwconvert.blocks import BLOCK_BYTES
 from fwconvert.errors import OutputError
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
@@ -207,7 +208,7 @@ def test_an_output_whose_write_failed_can_never_be_published(
         with monkeypatch.context() as broken:
             broken.setattr(os, "write", failing(errno.ENOSPC, []))
             with pytest.raises(OutputError):
-                output.write(b"second half")
+                output.write(bytes(4 * BLOCK_BYTES))  # more than may be on its way at a time
 
         with pytest.raises(OutputError):
             output.publish(tmp_path / "final")

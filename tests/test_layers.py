@@ -32,7 +32,7 @@ ROWS = (
     ("catalog", "demo", "names", "pack", "plan", "vocabulary"),
     ("config", "receipt"),
     ("atomic", "process", "records"),
-    ("ahead", "columns", "doubtful", "errors"),
+    ("ahead", "blocks", "columns", "doubtful", "errors"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
 
@@ -108,7 +108,12 @@ def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     assert "atomic" not in imports_of(module)
 
 
+def test_nothing_but_atomic_writes_blocks() -> None:
+    assert {module for module in MODULES if "blocks" in imports_of(module)} == {"atomic"}
+
+
 def test_only_one_module_renames_files_into_place() -> None:
+    # blocks is the hand of atomic.
     # What is written elsewhere is the lock, the workers' logs and a rank table for gigatoken: no output.
     writing = {"O_CREAT", "write_bytes", "write_text", "rename", "fsync"}
     writers = {
@@ -118,7 +123,7 @@ def test_only_one_module_renames_files_into_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr in writing
     }
 
-    assert writers == {"atomic", "fast", "folder", "process"}
+    assert writers == {"atomic", "blocks", "fast", "folder", "process"}
 
 
 def test_light_modules_load_nothing_heavy() -> None:

@@ -165,7 +165,7 @@ def test_a_writer_that_does_not_publish_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["open", "write"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_writer_that_cannot_begin_leaves_nothing(
+def test_a_writer_that_cannot_begin_or_end_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
 ) -> None:
     real, calls = getattr(os, call), 0
@@ -181,6 +181,7 @@ def test_a_writer_that_cannot_begin_leaves_nothing(
         full.setattr(os, call, failing)
         with pytest.raises(OutputError), ShardWriter(tmp_path, "label", rules_with(), 2) as writer:
             writer.write(piece_of(np.array([1, 2], np.uint16)))
+            writer.finish()
 
     assert litter(tmp_path) == []
 
