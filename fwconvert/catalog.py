@@ -26,6 +26,8 @@ from fwconvert.config import SourceManifest, SourceShard, Totals, is_safe
 from fwconvert.errors import UsageError, message
 
 PARQUET = ".parquet"
+# The dataset of files that are on no hub.
+LOCAL = "local"
 
 
 def names() -> list[str]:
@@ -59,7 +61,7 @@ def local(pattern: str) -> tuple[SourceManifest, Path]:
         root, found = _look(given)
         shards = sorted((_shard(root, path) for path in found), key=lambda shard: shard.path)
     totals = Totals(files=len(shards), bytes=sum(shard.bytes for shard in shards))
-    return SourceManifest("local", "local", "", "", tuple(shards), totals), root.absolute()
+    return SourceManifest(LOCAL, LOCAL, "", "", tuple(shards), totals), root.absolute()
 
 
 def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
@@ -74,6 +76,23 @@ def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
         bare_names = _bare_names(manifest)
         places = {file.path: _place(file, root, bare_names) for file in manifest.files}
     return {path: place for path, place in places.items() if place is not None}
+
+
+def text(manifest: SourceManifest) -> str:
+    """Return a source manifest as a file: a line for each source, for people and for diff."""
+    fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    lines = [f'"format": {_json(manifest.__struct_config__.tag)}']
+    for name, value in fields.items():
+        if name == "files":
+            files = ",\n".join(_json(file) for file in value)
+            lines.append(f'"files": [\n{files}\n]' if value else '"files": []')
+        else:
+            lines.append(f"{_json(name)}: {_json(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _json(value: object) -> str:
+    return records.encode(value).decode()
 
 
 def _shipped() -> Path:

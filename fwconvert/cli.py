@@ -20,8 +20,10 @@ _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
 
   fwconvert --version demo                  try it: offline, in seconds
+  fwconvert --version 10B                   fetch FineWeb-Edu and convert it
   fwconvert --source DIR --out OUT          convert parquet files that are here
   fwconvert plan    [the same options]      what it would need; changes nothing
+  fwconvert pin     REPO PATH -o FILE       a manifest of any dataset, for --version FILE
   fwconvert status  OUT                     how far a run is
   fwconvert verify  OUT                     prove every file of a run
   fwconvert show    OUT SHARD               read the documents of a token shard
@@ -59,6 +61,7 @@ def _complain(error: object, code: int) -> int:
 def _run(argv: list[str]) -> int:
     parsers = {
         "plan": (_plan_parser, commands.plan),
+        "pin": (_pin_parser, commands.pin),
         "status": (_status_parser, commands.status),
         "verify": (_verify_parser, commands.verify),
         "show": (_show_parser, commands.show),
@@ -102,6 +105,20 @@ def _plan_parser() -> argparse.ArgumentParser:
     _add_recipe(parser)
     _add_out(parser.add_argument_group("options"))
     _add_json(parser)
+    return parser
+
+
+def _pin_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "pin",
+        "Make a source manifest: the exact list of files, with sizes and sha256, of a dataset on the hub\n"
+        "or of a folder on this machine. Use it with --version FILE.",
+    )
+    add = parser.add_argument
+    add("source", metavar="REPO|DIR", help="a dataset on the hub (owner/name), or a folder here")
+    add("path", metavar="PATH", nargs="?", default="", help="a folder of the repository (default: all of it)")
+    add("--revision", metavar="R", default="", help="a branch, tag or commit (default: main)")
+    add("-o", "--output", metavar="FILE", type=Path, required=True, help="where to write the manifest")
     return parser
 
 
@@ -172,6 +189,17 @@ def _add_out(group: "argparse._ArgumentGroup") -> None:
         help="fast: gigatoken, audited; reference: tiktoken (default: auto)",
     )  # fmt: skip
     group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
+    _add_fetching(group.add_argument)
+
+
+def _add_fetching(add: Callable[..., object]) -> None:
+    add("--keep-source", metavar="DIR", type=Path,
+        help="keep fetched files here, and use those that are (default: remove them)")  # fmt: skip
+    add("--prefetch", metavar="N", type=_count(1),
+        help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
+    add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
+    add("--patience", metavar="SECONDS", type=_count(1), default=600,
+        help="how long to go on trying while nothing comes from the hub (default: 600)")  # fmt: skip
 
 
 def _count(least: int) -> Callable[[str], int]:

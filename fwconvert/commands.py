@@ -56,24 +56,42 @@ def about() -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert import run  # noqa: PLC0415
+    from fwconvert import needs  # noqa: PLC0415
     from fwconvert.folder import RunFolder  # noqa: PLC0415
 
     recipe, options = _asked(args)
-    needed = run.plan_for(recipe, options)
+    needed = needs.plan_for(recipe, options)
     out = options.out.absolute()
-    free, there = run.free_bytes(out), run.bytes_there(RunFolder(out))
+    free, there = needs.free_bytes(out), needs.bytes_there(RunFolder(out))
     shown = PlanReport(
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,
         out=str(options.out),
         plan=records.as_builtin(needed),
-        disk_needed=needed.output_bytes + needed.working_bytes,
+        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
         disk_used_already=there,
         disk_free=free,
     )
     print(_json(shown) if args.json else _plan_text(shown, needed, recipe))
     return 0
+
+
+def pin(args: argparse.Namespace) -> int:
+    """Make a source manifest."""
+    from fwconvert import pin as pinning  # noqa: PLC0415
+
+    with _stopping() as stop:
+        pinned = pinning.pin(args.source, args.path, args.revision, _note, stop.switch.wish)
+    pinning.write(pinned, args.output)
+    rows = {"file": args.output, "revision": pinned.revision, "files": f"{len(pinned.files):,}"}
+    rows["bytes"] = f"{pinned.bytes:,}"
+    use = f"fwconvert --version {args.output}" + (" --source DIR" if not pinned.revision else "")
+    print(message(f"pinned {pinned.dataset}", use, **{name: value for name, value in rows.items() if value}))
+    return 0
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def status(args: argparse.Namespace) -> int:
@@ -169,6 +187,10 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
         threads=args.threads,
         encoder=args.encoder,
         check_disk=not args.no_disk_check,
+        keep_source=args.keep_source,
+        prefetch=args.prefetch,
+        max_fetches=args.max_fetches,
+        patience=args.patience,
     )
 
 
@@ -255,11 +277,19 @@ def _plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
         "tokens": f"about {needed.tokens:,} ({recipe.rules.tokenizer})",
         "token_shards": f"about {needed.shards:,} of {recipe.rules.shard_tokens:,} tokens",
         "output": f"about {needed.output_bytes:,} bytes in {shown.out}",
+        "to_fetch": _to_fetch(needed) if needed.fetched_bytes else "nothing: the files are here",
         "disk_needed": f"about {shown.disk_needed:,} bytes, of which {shown.disk_used_already:,} are there",
         "disk_free": f"{shown.disk_free:,} bytes" + (f" ({short:,} too few)" if short > 0 else ""),
         "largest_job": largest,
     }
     return message("this is what the run needs", **rows)
+
+
+def _to_fetch(needed: "Plan") -> str:
+    most = needed.fetched_bytes
+    if most >= needed.source_bytes:
+        return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"
+    return f"{needed.source_bytes:,} bytes, of which at most {most:,} are on the disk at a time"
 
 
 def _status_text(found: "Status") -> str:

@@ -142,11 +142,30 @@ class Options:
     threads: int | None = None
     encoder: EncoderChoice = "auto"
     check_disk: bool = True
+    # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
+    # workers; how many may be on their way; for how many seconds to try while nothing comes.
+    keep_source: Path | None = None
+    prefetch: int | None = None
+    max_fetches: int = 4
+    patience: float = 600.0
 
     def __post_init__(self) -> None:
-        for name, number in (("worker", self.workers), ("thread", self.threads)):
+        counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
+        for name, number in {**counts, "fetch at a time": self.max_fetches}.items():
             if number is not None and number < 1:
                 raise UsageError(message(f"a run needs at least one {name}", given=number))
+        if self.root is not None and self.keep_source is not None:
+            raise UsageError(
+                message(
+                    "nothing is fetched when --source names the files, so nothing can be kept",
+                    "leave one of --source and --keep-source out",
+                )
+            )
+
+    @property
+    def prefetch_count(self) -> int:
+        """How many files may lie ready: so many that workers which end together do not wait."""
+        return max(4, self.worker_count // 2) if self.prefetch is None else self.prefetch
 
     @property
     def worker_count(self) -> int:

@@ -7,26 +7,28 @@ The policy is here and not in an engine, so that it is the same everywhere:
 - a lost worker is retried more often, because it is seldom the order's fault;
   after a kill from outside (memory) with half the concurrency;
 - an output error stops everything at once and is never counted against an order;
-- a wish to stop lets the workers stop at a safe place; a second one kills them.
+- a wish to stop lets the workers stop at a safe place; a second one kills them;
+- when no more sources can be fetched, the workers finish what they have.
 """
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fwconvert.engine import Engine, Progress
-from fwconvert.errors import FwconvertError, OutputError, Stopped
-from fwconvert.orders import Failure, Order, Outcome
+from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
+from fwconvert.orders import Failure, Order, Outcome, Unfetched
 from fwconvert.receipt import JoinReceipt, Receipt
 
 JOB_TRIES = 2
 LOST_TRIES = 5
 
 _TICK_SECONDS = 0.25
+_LOOK_SECONDS = 0.05
 # How long workers may take to stop at the next batch: Slurm and Kubernetes kill after 30 s.
 _GRACE_SECONDS = 10.0
 
@@ -68,20 +70,54 @@ class _State:
 class _Flight:
     engine: Engine
     watcher: Watcher
-    waiting: deque[_State]
+    # What is still to come: None if nothing is ready just now.
+    coming: Iterator[Order | Unfetched | None] | None
+    # To be tried again: at once, and when nothing else is ready.
+    urgent: deque[_State] = field(default_factory=deque)
+    later: deque[_State] = field(default_factory=deque)
     flying: "dict[Future[Outcome], _State]" = field(default_factory=dict)
     # The orders whose workers were killed from outside, until they are settled.
     suspects: set[str] = field(default_factory=set)
+    # Why nothing more is coming, though it should.
+    trouble: HubError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self.coming is None and not (self.urgent or self.later or self.flying)
 
     def fill(self) -> None:
-        """Start as many orders as may run."""
-        while self.waiting and len(self.flying) < self._limit():
-            state = self.waiting.popleft()
+        """Start as many orders as may run and are ready."""
+        while len(self.flying) < self._limit() and (state := self._next()) is not None:
             self.flying[self.engine.submit(state.order)] = state
+
+    def _next(self) -> _State | None:
+        if self.urgent:
+            return self.urgent.popleft()
+        while self.coming is not None:
+            item = self._from_outside(self.coming)
+            if isinstance(item, Unfetched):
+                self.watcher.failed(item.order, item.failure, final=True)
+            elif item is not None:
+                return _State(item)
+            else:
+                break
+        return self.later.popleft() if self.later else None
+
+    def _from_outside(self, coming: Iterator[Order | Unfetched | None]) -> Order | Unfetched | None:
+        try:
+            return next(coming)
+        except StopIteration:
+            self.coming = None
+        except HubError as error:
+            self.coming, self.trouble = None, error
+        return None
 
     def land(self, seconds: float) -> None:
         """Wait for orders to finish and settle each of them."""
         if not self.flying:
+            if not self.over:
+                time.sleep(_LOOK_SECONDS)  # for the first source to come
             return
         finished, _ = wait(self.flying, seconds, FIRST_COMPLETED)
         for future in finished:
@@ -109,28 +145,32 @@ class _Flight:
         if failure.killed:
             self.suspects.add(state.order.key)
         if failure.kind == "lost":
-            self.waiting.appendleft(state)
+            self.urgent.append(state)
         else:  # Later, when a passing fault may have passed.
-            self.waiting.append(state)
+            self.later.append(state)
 
 
-def drive(orders: Iterable[Order], engine: Engine, watcher: Watcher) -> None:
+def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
     """Carry out all orders; those given up have been told to the watcher.
 
-    Raises OutputError if the output cannot be written, and Stopped if the
-    watcher does. By then no worker is at work any more.
+    `orders` may give None: nothing is ready just now. Raises OutputError if the
+    output cannot be written, Stopped if the watcher does, and HubError if
+    `orders` did, once all that had come was done. By then no worker is at work
+    any more.
     """
     if engine.slots < 1:
         raise ValueError(f"an engine needs a slot, and this has {engine.slots}")
-    flight = _Flight(engine, watcher, deque(_State(order) for order in orders))
+    flight = _Flight(engine, watcher, iter(orders))
     try:
-        while flight.waiting or flight.flying:
+        while not flight.over:
             flight.fill()
             flight.land(_TICK_SECONDS)
             watcher.tick(engine.progress())
     except BaseException:
         _wind_down(flight)
         raise
+    if flight.trouble is not None:
+        raise flight.trouble
 
 
 def _wind_down(flight: _Flight) -> None:

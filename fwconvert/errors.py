@@ -29,6 +29,10 @@ class ShardError(FwconvertError):
     """A token shard or a document index is not what its record says."""
 
 
+class HubError(FwconvertError):
+    """The hub cannot be used: no way to it, no access, nothing of that name. No source is to blame."""
+
+
 class OutputError(FwconvertError):
     """The output could not be written: no space, read-only, broken disk. No job is to blame."""
 

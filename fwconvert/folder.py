@@ -73,6 +73,11 @@ class RunFolder:
         return self.private / "tails"
 
     @property
+    def sources(self) -> Path:
+        """Fetched sources that are not converted yet."""
+        return self.private / "sources"
+
+    @property
     def temporary(self) -> Path:
         """Files under construction."""
         return self.private / "temporary"

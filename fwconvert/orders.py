@@ -32,8 +32,9 @@ class ConvertOrder:
     context: RunContext
     source: SourceShard
     source_index: int
-    # Where the source lies on this machine.
+    # Where the source lies on this machine, and whether it was proven there.
     file: Path
+    proven: bool = False
 
     @property
     def key(self) -> str:
@@ -75,7 +76,8 @@ class JoinOrder:
 Order = ConvertOrder | JoinOrder
 
 # job: its own error. output: nobody's, the run stops. stopped: the user's wish. lost: the worker died.
-FailureKind = Literal["job", "output", "stopped", "lost"]
+# unfetched: the source is not to be had.
+FailureKind = Literal["job", "output", "stopped", "lost", "unfetched"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class Failure:
     traceback: str = ""
     # Killed from outside, as the kernel does when memory runs out.
     killed: bool = False
+
+
+@dataclass(frozen=True)
+class Unfetched:
+    """An order that cannot be carried out, because its source is not to be had."""
+
+    order: ConvertOrder
+    failure: Failure
 
 
 Outcome = Receipt | JoinReceipt | Failure

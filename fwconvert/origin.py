@@ -1,24 +1,62 @@
-"""Where source shards come from.
+"""Where source shards come from, and how they get to the workers.
 
-The seam between conversion and fetching: a source shard is fetched, converted
-and released. The worker proves its bytes before it believes them.
+The seam between conversion and fetching. An origin takes the orders of a
+session and gives back each one when its file is there; when the receipt is on
+the disk, it takes the file back.
 """
 
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from fwconvert import catalog
+from fwconvert import atomic, catalog, fetch
 from fwconvert.config import SourceManifest, SourceShard
+from fwconvert.errors import SourceError
+from fwconvert.fetch import Fetching
+from fwconvert.hub import Dataset
+from fwconvert.orders import ConvertOrder, Failure, Unfetched
+
+# An order whose file is there, one whose file is not to be had, or None: nothing just now, ask again.
+Ready = Iterator[ConvertOrder | Unfetched | None]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How fetching goes."""
+
+    # Since the session began.
+    bytes: int
+    # All that may be fetched ahead is; or all there is.
+    ahead: bool
 
 
 class Origin(Protocol):
     """A place that can provide the files of a source manifest."""
 
-    def fetch(self, source: SourceShard) -> Path:
-        """Return where the file lies on this machine, once it lies there."""
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End; nothing is fetched after this."""
+
+    def place(self, source: SourceShard) -> Path:
+        """Return where the file lies on this machine, or will."""
+
+    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+        """Yield the orders as their files come."""
 
     def release(self, source: SourceShard) -> None:
-        """Take back a file whose receipt is on the disk."""
+        """Take back a file whose receipt is on the disk, or that was given up."""
+
+    def traffic(self) -> Traffic | None:
+        """Return how fetching goes, or None if nothing is fetched."""
+
+    def notices(self) -> list[str]:
+        """Return what a person should know since this was last asked."""
 
 
 class LocalOrigin:
@@ -28,9 +66,176 @@ class LocalOrigin:
         self._root = root
         self._found = catalog.locate(manifest, root)
 
-    def fetch(self, source: SourceShard) -> Path:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or where it was expected if it is missing."""
         return self._found.get(source.path, self._root / source.path)
 
+    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+        """Yield all orders."""
+        yield from orders
+
     def release(self, source: SourceShard) -> None:
         """Leave the file alone: it is the user's."""
+
+    def traffic(self) -> None:
+        """Tell that nothing is fetched."""
+
+    def notices(self) -> list[str]:
+        """Return nothing: there is nothing to tell."""
+        return []
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How to fetch."""
+
+    # Files that may be fetched, or be on their way, before a worker wants them.
+    prefetch: int
+    # Files that may be on their way at a time.
+    connections: int
+    # Orders that may be carried out at a time: as many files more are on the disk.
+    workers: int
+    patience: float
+
+
+class HubOrigin:
+    """Files of the hub, fetched ahead of the workers and removed when they are converted.
+
+    `keep` is the folder of a user who wants them kept; what lies there already
+    is used, once it is proven. Otherwise they lie in `private`.
+    """
+
+    def __init__(self, manifest: SourceManifest, terms: Terms, private: Path, keep: Path | None) -> None:
+        self._terms = terms
+        self._private = private
+        self._keep = keep
+        self._found = {} if keep is None or not keep.is_dir() else catalog.locate(manifest, keep)
+        self._stop = threading.Event()
+        self._notices: deque[str] = deque()
+        self._bytes = 0
+        self._fetching = Fetching(
+            Dataset(manifest.dataset, manifest.revision), terms.patience, self._stop, self._count, self._tell
+        )
+        # Guards all below. Threads wait on it for room, and tell of what is ready.
+        self._changed = threading.Condition()
+        self._wanted: deque[ConvertOrder] = deque()
+        self._ready: deque[ConvertOrder | Unfetched | BaseException] = deque()
+        # Begun by a thread, and not handed to a worker yet; and not released yet.
+        self._ahead = self._held = 0
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+        for thread in self._threads:
+            # One that waits for the network notices in time; until then it writes nothing.
+            thread.join(1.0)
+        with suppress(OSError):
+            self._parts().rmdir()
+        with suppress(OSError):
+            self._private.rmdir()
+
+    def place(self, source: SourceShard) -> Path:
+        """Return where the file lies, or will."""
+        if self._keep is None:
+            return self._private / fetch.part_name(source).replace(".part", catalog.PARQUET)
+        return self._found.get(source.path, self._keep / source.path)
+
+    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+        """Yield each order when its file is there and proven. Raises HubError or OutputError."""
+        self._wanted = deque(orders)
+        self._remove_others(orders)
+        for number in range(min(self._terms.connections, self._terms.prefetch, len(orders))):
+            thread = threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        remaining = len(orders)
+        while remaining:
+            with self._changed:
+                item = self._ready.popleft() if self._ready else None
+                if item is not None:
+                    remaining -= 1
+                    self._ahead -= 1
+                    self._changed.notify_all()
+                if isinstance(item, Unfetched):
+                    self._held -= 1
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def release(self, source: SourceShard) -> None:
+        """Remove the file, unless it is to be kept."""
+        if self._keep is None:
+            atomic.remove(self.place(source))
+        with self._changed:
+            self._held -= 1
+            self._changed.notify_all()
+
+    def traffic(self) -> Traffic:
+        """Return how fetching goes."""
+        with self._changed:
+            on_the_way = self._ahead - len(self._ready)
+            return Traffic(self._bytes, on_the_way == 0)
+
+    def notices(self) -> list[str]:
+        """Return what was told since this was last asked."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
+
+    def _remove_others(self, orders: Sequence[ConvertOrder]) -> None:
+        """Remove what a session that was cut off has left of sources that are done."""
+        if self._keep is not None or not self._private.is_dir():
+            return
+        needed = {name for order in orders for name in (order.file.name, fetch.part_name(order.source))}
+        for entry in self._private.iterdir():
+            if entry.name not in needed:
+                atomic.remove(entry)
+
+    def _work(self) -> None:
+        """Fetch one file after another, in a thread, while there is room."""
+        while (order := self._next()) is not None:
+            item: ConvertOrder | Unfetched | BaseException
+            try:
+                self._fetching.fetch(order.source, order.file, self._parts())
+                item = replace(order, proven=order.source.sha256 is not None)
+            except SourceError as error:
+                item = Unfetched(order, Failure("unfetched", str(error)))
+            except BaseException as error:  # noqa: BLE001  # raised again where the orders are taken
+                item = error
+            with self._changed:
+                self._ready.append(item)
+            if isinstance(item, BaseException):
+                return
+
+    def _next(self) -> ConvertOrder | None:
+        """Wait for room; return what to fetch, or None if there is no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set() or not self._wanted or self._has_room())
+            if self._stop.is_set() or not self._wanted:
+                return None
+            self._ahead += 1
+            self._held += 1
+            return self._wanted.popleft()
+
+    def _has_room(self) -> bool:
+        terms = self._terms
+        return self._ahead < terms.prefetch and self._held < terms.prefetch + terms.workers
+
+    def _parts(self) -> Path:
+        return self._private if self._keep is None else self._keep / ".parts"
+
+    def _count(self, size: int) -> None:
+        with self._changed:
+            self._bytes += size
+
+    def _tell(self, text: str) -> None:
+        self._notices.append(text)

@@ -46,6 +46,8 @@ class Plan:
     largest_path: str
     largest_bytes: int
     largest_tokens: int
+    # Sources on the disk at a time, or all of them if they are kept; 0 if they are the user's.
+    fetched_bytes: int = 0
 
 
 def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> dict[str, Size]:
@@ -64,8 +66,11 @@ def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> d
     return guesses | dict(seen)
 
 
-def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int) -> Plan:
-    """Return what the recipe needs. `sizes` has the sources whose footers were read, by path."""
+def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int, fetched_files: int = 0) -> Plan:
+    """Return what the recipe needs. `sizes` has the sources whose footers were read, by path.
+
+    `fetched_files` is how many sources are on the disk at a time because we fetched them.
+    """
     rules = recipe.rules
     files = recipe.source.files or _unlisted(recipe.source.totals)
     known = estimated_sizes(files, sizes)
@@ -87,6 +92,7 @@ def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int) -> Plan:
         largest_path=largest.path if largest else "",
         largest_bytes=largest.bytes if largest else 0,
         largest_tokens=tokens[largest.path] if largest else 0,
+        fetched_bytes=sum(sorted((file.bytes for file in files), reverse=True)[:fetched_files]),
     )
 
 
@@ -115,8 +121,12 @@ def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
 
 
 def check_disk(plan: Plan, have: int, free: int, out: str) -> None:
-    """Raise UsageError, with the numbers, if the disk is too small. `have` is output that exists already."""
-    needed = plan.output_bytes + plan.working_bytes - have
+    """Raise UsageError, with the numbers, if the disk is too small.
+
+    `have` is what exists already, of the output and of fetched sources.
+    """
+    needed = plan.output_bytes + plan.working_bytes + plan.fetched_bytes - have
+    fetched = {"needed_for_sources": f"{plan.fetched_bytes:,} bytes"} if plan.fetched_bytes else {}
     if needed > free:
         raise UsageError(
             message(
@@ -126,6 +136,7 @@ def check_disk(plan: Plan, have: int, free: int, out: str) -> None:
                 folder=out,
                 needed_for_output=f"{plan.output_bytes:,} bytes (estimated)",
                 needed_to_work=f"{plan.working_bytes:,} bytes",
+                **fetched,
                 there_already=f"{have:,} bytes",
                 free=f"{free:,} bytes",
                 missing=f"{needed - free:,} bytes",

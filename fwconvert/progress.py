@@ -109,10 +109,18 @@ class Unfailing:
 
 
 class Speed(NamedTuple):
-    """Units (source bytes, or tokens while joining) and tokens per second."""
+    """Units (source bytes, or tokens while joining), tokens, and bytes fetched, per second."""
 
     units: float
     tokens: float
+    fetched: float = 0.0
+
+
+class _Sample(NamedTuple):
+    at: float
+    units: float
+    tokens: int
+    fetched: int
 
 
 class Pace:
@@ -122,7 +130,7 @@ class Pace:
         self._clock = clock
         self._phase = ""
         self._started = 0.0
-        self._samples: deque[tuple[float, float, int]] = deque()
+        self._samples: deque[_Sample] = deque()
 
     def add(self, snapshot: Snapshot) -> None:
         """Take a measurement."""
@@ -130,9 +138,11 @@ class Pace:
         if snapshot.phase != self._phase:
             self._phase, self._started = snapshot.phase, now
             self._samples.clear()
-        if snapshot.session_units > 0:  # Until then the workers start, which says nothing of their speed.
-            self._samples.append((now, snapshot.session_units, session_tokens(snapshot)))
-        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
+        fetched = snapshot.fetched or 0
+        # Until then the workers start, which says nothing of their speed.
+        if snapshot.session_units > 0 or fetched:
+            self._samples.append(_Sample(now, snapshot.session_units, session_tokens(snapshot), fetched))
+        while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
@@ -144,18 +154,21 @@ class Pace:
         """Return the speed of the last half minute, or None while there is too little evidence."""
         if not self._samples:
             return None
-        (first, units, tokens), (last, units_now, tokens_now) = self._samples[0], self._samples[-1]
-        if last - first < EVIDENCE_SECONDS:
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last.at - first.at
+        if seconds < EVIDENCE_SECONDS:
             return None
         # A job that failed takes its work back; that is no speed.
-        return Speed(max(0, units_now - units) / (last - first), max(0, tokens_now - tokens) / (last - first))
+        gains = (last.units - first.units, last.tokens - first.tokens, last.fetched - first.fetched)
+        return Speed(*(max(0.0, gain) / seconds for gain in gains))
 
     def average(self, snapshot: Snapshot) -> Speed | None:
         """Return the speed since the beginning of the phase."""
         seconds = self.seconds
         if seconds <= 0:
             return None
-        return Speed(snapshot.session_units / seconds, session_tokens(snapshot) / seconds)
+        done = (snapshot.session_units, session_tokens(snapshot), snapshot.fetched or 0)
+        return Speed(*(amount / seconds for amount in done))
 
 
 class PlainProgress:
@@ -325,7 +338,21 @@ def counts(snapshot: Snapshot, speed: Speed | None) -> list[str]:
     if snapshot.phase == "join":
         return [jobs, f"{humanised(snapshot.units_done)} tokens joined", tokens_rate]
     bytes_rate = f"{UNKNOWN if speed is None else megabytes(speed.units)} MB/s"
-    return [jobs, f"{humanised(snapshot.tokens)} tokens", tokens_rate, bytes_rate]
+    return [
+        jobs,
+        f"{humanised(snapshot.tokens)} tokens",
+        tokens_rate,
+        bytes_rate,
+        *_fetching(snapshot, speed),
+    ]
+
+
+def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
+    """Return the rate of the download and what the run waits for, if it fetches."""
+    if snapshot.fetched is None:
+        return []
+    rate = UNKNOWN if speed is None else megabytes(speed.fetched)
+    return [f"fetching {rate} MB/s", f"limit: {snapshot.limit}"]
 
 
 def fraction(snapshot: Snapshot) -> float:

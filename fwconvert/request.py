@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fwconvert import catalog, demo, records, vocabulary
 from fwconvert.config import (
     SHARD_TOKENS,
@@ -12,6 +14,7 @@ from fwconvert.config import (
     Recipe,
     Rules,
     SourceManifest,
+    SourceShard,
     Totals,
     block_digits,
     check_rules,
@@ -46,6 +49,28 @@ def resolve(request: Request) -> tuple[Recipe, Path | None]:
 def make_recipe(**choices: Any) -> tuple[Recipe, Path | None]:
     """Return `resolve(Request(...))`: the short way for Python programs."""
     return resolve(Request(**choices))
+
+
+def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
+    """Return the recipe of a version that does not list its files, with the files."""
+    source = msgspec.structs.replace(recipe.source, files=files)
+    source.check()
+    digits = block_digits(files, recipe.rules.shard_tokens)
+    return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits))
+
+
+def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[str]:
+    """Return a line if these files are not as many, or as large, as the version should have."""
+    wanted, size = source.totals, sum(file.bytes for file in files)
+    if wanted.files in (0, len(files)) and wanted.bytes in (0, size):
+        return []
+    return [
+        message(
+            f"{source.name} was expected to have other files; a mirror may be incomplete",
+            expected=f"{wanted.files:,} files, {wanted.bytes:,} bytes",
+            listed=f"{len(files):,} files, {size:,} bytes",
+        )
+    ]
 
 
 def _rules(request: Request, manifest: SourceManifest) -> Rules:
@@ -83,6 +108,14 @@ def _sources(request: Request) -> tuple[SourceManifest, Path | None]:
     if manifest.dataset == "demo":
         return _demo(manifest)
     if request.source is None:
+        if manifest.dataset == catalog.LOCAL:
+            raise UsageError(
+                message(
+                    "this manifest lists files that are on no hub",
+                    "say where they are: --source DIR",
+                    manifest=request.version,
+                )
+            )
         return manifest, None
     root = Path(request.source).expanduser()
     if not root.is_dir():

@@ -4,29 +4,24 @@ Nothing is printed here. What happens is told to an Observer and returned as a
 Result.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import atomic, driver, encoders, plan, run_manifest, session, source, vocabulary
+from fwconvert import atomic, driver, encoders, needs, request, run_manifest, session, source, vocabulary
 from fwconvert.config import Options, Recipe, SourceShard
 from fwconvert.engine import LocalEngine
-from fwconvert.errors import FwconvertError, SourceError, Stopped, UsageError, message
+from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
-from fwconvert.origin import LocalOrigin, Origin
+from fwconvert.hub import Dataset, Patience, patiently
+from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.receipt import Quarantined, Receipt
 from fwconvert.run_manifest import Headline
-from fwconvert.saved_plan import refuse_other_recipe, save_plan
+from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
 from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
-
-_FOOTERS_READ = 100
-# No honest text is packed tighter than this; a damaged footer may say anything.
-_MOST_UNPACKED = 100
 
 
 @dataclass(frozen=True)
@@ -73,77 +68,48 @@ def convert(
     """
     started = time.monotonic()
     observer = observer or SilentObserver()
+    stop = stop or StopSwitch()
     folder = RunFolder(options.out.absolute())
+    recipe = _listed(recipe, options, folder, observer, stop)
     refuse_other_recipe(folder, recipe)
-    origin = _origin(recipe, options)
+    origin = _origin(recipe, options, folder)
     finished = _already_complete(folder, recipe, origin)
     if finished is not None:
         return _result(finished, len(recipe.source.files), started, untouched=True)
     if options.check_disk:
-        needed = plan_for(recipe, options)
-        plan.check_disk(needed, bytes_there(folder), free_bytes(folder.path), str(options.out))
+        needs.check_disk(recipe, options, folder)
     current = _new_session(folder, recipe, options, observer)
     with _session(folder, recipe, current):
-        work = _begin(folder, recipe, current, origin, observer, stop or StopSwitch())
+        work = _begin(folder, recipe, current, origin, observer, stop)
         found = len(work.survey.jobs)
         _carry_out(work, options)
         return _result(work, found, started)
 
 
-def plan_for(recipe: Recipe, options: Options) -> plan.Plan:
-    """Return what a run will need, from the footers of the sources that can be read."""
-    files = recipe.source.files
-    sizes = {} if options.root is None else _footers(recipe, LocalOrigin(recipe.source, options.root))
-    return plan.make_plan(recipe, sizes, max(1, min(options.worker_count, len(files))))
+def _origin(recipe: Recipe, options: Options, folder: RunFolder) -> Origin:
+    if options.root is not None:
+        return LocalOrigin(recipe.source, options.root)
+    terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
+    keep = None if options.keep_source is None else options.keep_source.absolute()
+    return HubOrigin(recipe.source, terms, folder.sources, keep)
 
 
-def _footers(recipe: Recipe, origin: Origin) -> dict[str, plan.Size]:
-    """Read the footers of a sample: one of a 2 GB source takes 15 ms, and there may be thousands."""
-    sizes: dict[str, plan.Size] = {}
-    files = recipe.source.files
-    for file in files[:: max(1, len(files) // _FOOTERS_READ)]:
-        with suppress(SourceError):  # A bad source is the job's affair; its size is guessed.
-            size = source.footer(origin.fetch(file))
-            if size.text_bytes <= file.bytes * _MOST_UNPACKED:
-                sizes[file.path] = size
-    return sizes
-
-
-def bytes_there(folder: RunFolder) -> int:
-    """Return the size of the output that exists already."""
-    places = [place for place in (folder.path, folder.index, folder.tails) if place.is_dir()]
-    return sum(entry.stat().st_size for place in places for entry in os.scandir(place) if entry.is_file())
-
-
-def free_bytes(path: Path) -> int:
-    """Return the free disk space where `path` is or will be."""
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    return shutil.disk_usage(existing).free
-
-
-def _origin(recipe: Recipe, options: Options) -> Origin:
-    if not recipe.source.files and options.root is not None:
-        raise UsageError(
-            message(
-                "this version does not list its files, so the ones in --source cannot be proven",
-                "pass --source DIR without --version",
-                dataset=recipe.source.dataset,
-                folder=recipe.source.folder,
-            )
-        )
-    if options.root is None:
-        raise UsageError(
-            message(
-                "fetching from the hub is not part of this version of fwconvert",
-                "download the files with any tool, then name their folder with --source DIR",
-                dataset=recipe.source.dataset,
-                revision=recipe.source.revision,
-                folder=recipe.source.folder,
-                files=recipe.source.totals.files,
-                bytes=f"{recipe.source.totals.bytes:,}",
-            )
-        )
-    return LocalOrigin(recipe.source, options.root)
+def _listed(
+    recipe: Recipe, options: Options, folder: RunFolder, observer: Observer, stop: StopSwitch
+) -> Recipe:
+    """Return the recipe with its sources; a version that does not list them asks the run, then the hub."""
+    source = recipe.source
+    if source.files:
+        return recipe
+    saved = known_sources(folder, recipe)
+    if saved is None:
+        observer.notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
+        patience = Patience(options.patience, stop.wish, observer.notice)
+        dataset = Dataset(source.dataset, source.revision)
+        saved = patiently(lambda: dataset.files(source.folder), source.dataset, patience)
+    for line in request.differences(source, saved):
+        observer.notice(line)
+    return request.with_files(recipe, saved)
 
 
 def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work | None:
@@ -227,7 +193,7 @@ def _refuse_changed_sources(work: Work) -> None:
         receipt = work.survey.jobs.get(file.path)
         if receipt is None or file.sha256 is not None:
             continue
-        path = work.origin.fetch(file)
+        path = work.origin.place(file)
         if path.exists() and _seems_changed(path, receipt):
             _compare(file, path, receipt.source_sha256)
 
@@ -255,8 +221,8 @@ def _carry_out(work: Work, options: Options) -> None:
     """Do all jobs, then the join; leave the folder tidy and described, whatever happens."""
     outcome = "error"
     try:
-        with LocalEngine(options.worker_count, work.folder.logs, work.session.id) as engine:
-            driver.drive(work.convert_orders(), engine, work)
+        with LocalEngine(options.worker_count, work.folder.logs, work.session.id) as engine, work.origin:
+            driver.drive(work.ready_orders(), engine, work)
             if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"

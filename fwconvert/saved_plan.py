@@ -6,7 +6,7 @@ damaged file was replaced by a good copy before it was converted.
 """
 
 from fwconvert import names, records
-from fwconvert.config import Recipe
+from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
@@ -34,6 +34,15 @@ def read_plan(folder: RunFolder) -> Recipe:
             message("this folder is not a run of fwconvert", "name the folder of a run", folder=folder.path)
         )
     return _read(folder).recipe
+
+
+def known_sources(folder: RunFolder, recipe: Recipe) -> tuple[SourceShard, ...] | None:
+    """Return the sources that a run of the same version has kept, or None."""
+    if not _has_plan(folder):
+        return None
+    saved, wanted = _read(folder).recipe.source, recipe.source
+    same = (saved.dataset, saved.revision, saved.folder) == (wanted.dataset, wanted.revision, wanted.folder)
+    return saved.files if same else None
 
 
 def refuse_other_recipe(folder: RunFolder, recipe: Recipe) -> None:

@@ -64,6 +64,13 @@ def prove(path: Path, tick: Callable[[], None]) -> Proof:
     return Proof(digest.hexdigest(), state.st_size, state.st_mtime_ns)
 
 
+def look(path: Path, sha256: str) -> Proof:
+    """Return the proof of a file whose sha256 is known already."""
+    with reading(path):
+        state = path.stat()
+    return Proof(sha256, state.st_size, state.st_mtime_ns)
+
+
 def unchanged(path: Path, proof: Proof) -> None:
     """Raise SourceError if the file is no longer what it was when it was proven."""
     with reading(path):

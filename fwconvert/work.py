@@ -4,11 +4,12 @@ It watches the driver. The state on disk is always ahead of the state in here:
 an order counts when its receipt is published, whether or not we live to see it.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -19,7 +20,7 @@ from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
-from fwconvert.origin import Origin
+from fwconvert.origin import Origin, Ready
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, Segment
 from fwconvert.survey import Survey
 
@@ -27,15 +28,21 @@ from fwconvert.survey import Survey
 _MANIFEST_SECONDS = 30.0
 
 
+Limit = Literal["network", "workers"]
+
+
 class StopSwitch:
     """A wish to stop. Ask once to stop cleanly, twice to stop at once."""
 
     def __init__(self) -> None:
         self.asked = 0
+        # For those who wait.
+        self.wish = threading.Event()
 
     def ask(self) -> None:
         """Ask to stop."""
         self.asked += 1
+        self.wish.set()
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,9 @@ class Snapshot:
     jobs_done: int
     tokens: int
     running: Sequence[Progress]
+    # Bytes that this session has fetched, and what the run waits for; None if nothing is fetched.
+    fetched: int | None = None
+    limit: Limit | None = None
 
 
 class Observer(Protocol):
@@ -87,6 +97,7 @@ class Work:
     _covered: Counter[int] = field(default_factory=Counter)
     _joining: int = 0
     _manifest_at: float = 0.0
+    _limit: Limit = "network"
 
     def __post_init__(self) -> None:
         receipts = self.survey.jobs.values()
@@ -107,13 +118,16 @@ class Work:
             threads=self.session.threads,
         )
 
-    def convert_orders(self) -> Iterator[ConvertOrder]:
-        """Yield an order for each job that is not done."""
+    def ready_orders(self) -> Ready:
+        """Yield an order for each job that is not done, when its source is there."""
+        return self.origin.ready([*self._convert_orders()])
+
+    def _convert_orders(self) -> Iterator[ConvertOrder]:
         for index, file in enumerate(self.recipe.source.files):
             if file.path not in self.survey.jobs:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
-                yield ConvertOrder(self.context, source, index, self.origin.fetch(file))
+                yield ConvertOrder(self.context, source, index, self.origin.place(source))
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
@@ -173,6 +187,8 @@ class Work:
         """Show how far we are; refresh the run manifest now and then; stop if asked."""
         if self.stop.asked:
             raise Stopped("stopped by the user")
+        for notice in self.origin.notices():
+            self.observer.notice(notice)
         self.observer.update(self.snapshot(running))
         if time.monotonic() - self._manifest_at > _MANIFEST_SECONDS:
             self.write_manifest()
@@ -196,7 +212,19 @@ class Work:
             jobs_done=len(self.survey.jobs),
             tokens=self.tokens + flying_tokens,
             running=running,
+            **self._traffic(running),
         )
+
+    def _traffic(self, running: Sequence[Progress]) -> dict[str, Any]:
+        traffic = None if self._joining else self.origin.traffic()
+        if traffic is None:
+            return {}
+        left = len(self.recipe.source.files) - len(self.survey.jobs) - len(self.given_up)
+        if traffic.ahead:  # Nothing is on its way: all that may be there is.
+            self._limit = "workers"
+        elif len(running) < min(self.session.workers, left):
+            self._limit = "network"
+        return {"fetched": traffic.bytes, "limit": self._limit}
 
     def remove_leftovers(self) -> None:
         """Remove what a session that was cut off could not: joined tails, and failures since mended."""
@@ -250,6 +278,8 @@ class Work:
     def _quarantine(self, order: Order, attempts: list[Failure]) -> None:
         if isinstance(order, JoinOrder):
             raise FwconvertError(attempts[-1].message)
+        if attempts[-1].kind != "unfetched":
+            self.origin.release(order.source)
         texts = tuple((failure.message, failure.traceback) for failure in attempts)
         record = Quarantined(order.source.path, attempts[-1].message, texts)
         self.given_up[order.source.path] = record

@@ -193,7 +193,6 @@ def test_plan_of_a_hub_version_needs_no_network(capsys: pytest.CaptureFixture[st
         (["--source", "nowhere", "--out", "o"], ["does not exist", "nowhere"]),
         (["--source", "."], ["no output folder", "--out"]),
         (["--version", "demo", "--tokenizer", "gpt3"], ["gpt3", "gpt2"]),
-        (["--version", "10B"], ["hub", "--source DIR"]),
         (["--source", ".", "--out", "o"], ["parquet"]),
         (["status", "nowhere"], ["not a run", "nowhere"]),
         (["verify", "nowhere"], ["manifest", "nowhere"]),

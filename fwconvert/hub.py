@@ -1,0 +1,339 @@
+"""The Hugging Face hub, through its own client: what it lists, what it sends, and what its errors mean.
+
+The client knows the endpoint, the token, proxies and offline mode as everybody
+who uses it expects (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE); it keeps
+the token from other origins. What it does not do is done here: every request
+has a timeout, whatever may pass is told apart from what will not, and no
+message has an address with a signature in it. The client is loaded when it is
+first needed: that takes half a second.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import cache
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fwconvert.config import SourceShard, is_safe
+from fwconvert.errors import HubError, SourceError, Stopped, UsageError, message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Found = TypeVar("Found")
+
+PARQUET = ".parquet"
+# Of calls to which the client gives no timeout at all: listings.
+_CALL_SECONDS = 30.0
+_LONGEST_BACKOFF = 60.0
+# The hub counts requests over five minutes, so it never has reason to ask for more.
+_LONGEST_ASKED_WAIT = 300.0
+_MOST_ASKED_WAITS = 20
+_MAY_PASS = {408, 425, 429}
+
+
+class Passing(Exception):  # Not an error yet: it is endured or becomes a HubError
+    """Trouble that may pass. `wait`: for how many seconds the server asked us to stay away."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class Patience:
+    """Goes on trying as long as something comes, and for a while if nothing does.
+
+    One for each thing that is wanted. `tell` is given a line when the wait is
+    long enough for a person to wonder.
+    """
+
+    def __init__(self, seconds: float, stop: threading.Event, tell: Callable[[str], None]) -> None:
+        self._seconds = seconds
+        self._stop = stop
+        self._tell = tell
+        self._failures = self._asked = 0
+        self._since = time.monotonic()
+
+    def progress(self) -> None:
+        """Something came."""
+        self._failures = self._asked = 0
+        self._since = time.monotonic()
+
+    def endure(self, trouble: Passing, what: str) -> None:
+        """Wait before the next try, or raise HubError if nothing has come for too long."""
+        self._failures += 1
+        seconds = self._pause(trouble)
+        waited = time.monotonic() - self._since
+        if waited > self._seconds or self._asked > _MOST_ASKED_WAITS:
+            raise HubError(
+                message(
+                    f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
+                    "look at the network, then run the same command again: it goes on where it stopped",
+                    wanted=what,
+                    endpoint=endpoint(),
+                    last_trouble=trouble,
+                )
+            )
+        if seconds >= 4:
+            self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
+        if self._stop.wait(seconds):
+            raise Stopped("stopped by the user")
+
+    def _pause(self, trouble: Passing) -> float:
+        if trouble.wait is not None:
+            seconds = min(trouble.wait, _LONGEST_ASKED_WAIT)
+            self._asked += 1
+            self._since += seconds  # What the server asked for is not held against it.
+            return seconds
+        # Less than full, at random: a cluster that was cut off together must not come back together.
+        longest = min(_LONGEST_BACKOFF, 2.0 ** (self._failures - 1))
+        share = random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+        return share * min(longest, max(1.0, self._seconds / 4))
+
+
+def patiently(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
+    """Return what `ask` returns, in the end."""
+    while True:
+        try:
+            return ask()
+        except Passing as trouble:
+            patience.endure(trouble, what)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A repository at a commit (or a branch, for `commit` and `files`)."""
+
+    name: str
+    revision: str
+
+    def commit(self) -> str:
+        """Return the commit that the revision means now."""
+        with self._asking():
+            found = _client().api.repo_info(
+                self.name, repo_type="dataset", revision=self.revision or None, timeout=_CALL_SECONDS
+            )
+            return str(found.sha)
+
+    def files(self, folder: str) -> tuple[SourceShard, ...]:
+        """Return the parquet files below `folder`, by name, as the hub lists them."""
+        with self._asking():
+            listed = _client().api.list_repo_tree(
+                self.name, folder or None, recursive=True, revision=self.revision, repo_type="dataset"
+            )
+            entries = [entry for entry in listed if hasattr(entry, "size")]
+        found = [_shard(entry) for entry in entries if entry.path.endswith(PARQUET)]
+        if not found:
+            raise HubError(
+                message(
+                    "the hub lists no parquet files here",
+                    "look at the repository's files in a browser, then name the folder that has them",
+                    folder=folder or "(the whole repository)",
+                    other_files=len(entries),
+                    **self._facts(),
+                )
+            )
+        return tuple(sorted(found, key=lambda shard: shard.path))
+
+    @contextmanager
+    def opened(self, path: str, begin: int) -> Iterator[Answer]:
+        """Ask for a file from byte `begin` on."""
+        client = _client()
+        url = client.hf_hub_url(self.name, path, repo_type="dataset", revision=self.revision)
+        headers = {**client.build_hf_headers(), "Accept-Encoding": "identity"}
+        if begin:
+            headers["Range"] = f"bytes={begin}-"
+        with self._asking(path):
+            timeout = client.constants.HF_HUB_DOWNLOAD_TIMEOUT
+            with client.session().stream("GET", url, headers=headers, timeout=timeout) as response:
+                client.hf_raise_for_status(response)
+                yield Answer(response)
+
+    @contextmanager
+    def _asking(self, path: str = "") -> Iterator[None]:
+        """Turn what the client raises into Passing, HubError or, for a missing file, SourceError."""
+        client = _client()
+        try:
+            yield
+        except client.errors.OfflineModeIsEnabled:
+            raise HubError(_offline(self._facts(path))) from None
+        except client.errors.HfHubHTTPError as error:
+            raise self._refusal(error, path) from None
+        except (client.httpx.UnsupportedProtocol, client.httpx.InvalidURL) as error:
+            raise HubError(
+                message(
+                    "the address of the hub is not one",
+                    "HF_ENDPOINT must be like https://huggingface.co",
+                    endpoint=endpoint(),
+                    reason=_plain(error),
+                )
+            ) from None
+        except (client.httpx.HTTPError, client.httpx.StreamError) as error:
+            raise Passing(f"{type(error).__name__}: {_plain(error) or 'no answer in time'}") from None
+
+    def _refusal(self, error: Any, path: str) -> Exception:
+        """Return what an answer of the hub other than a good one means."""
+        client, facts = _client(), self._facts(path)
+        status = error.response.status_code
+        if isinstance(error, client.errors.GatedRepoError):
+            return HubError(
+                message(
+                    "this repository is gated, and you have no access to it",
+                    f"accept its terms at {endpoint()}/datasets/{self.name}, logged in",
+                    "then run `hf auth login`, or set HF_TOKEN",
+                    **facts,
+                )
+            )
+        if isinstance(error, client.errors.RepositoryNotFoundError):
+            return HubError(
+                message(
+                    "the hub knows no such repository, or it is private",
+                    "look at its name; for a private one run `hf auth login`, or set HF_TOKEN",
+                    **facts,
+                )
+            )
+        if isinstance(error, client.errors.RevisionNotFoundError):
+            return HubError(
+                message(
+                    "the repository has no such revision",
+                    "give a branch, a tag or a commit that it has; a mirror may lack it",
+                    **facts,
+                )
+            )
+        if isinstance(error, client.errors.EntryNotFoundError):
+            return SourceError(message("the repository has no such file or folder at this revision", **facts))
+        if status in _MAY_PASS or status >= 500:
+            return Passing(f"the server answers {status}", _asked_wait(error.response.headers, status))
+        advice = (
+            ["the token is not valid here: run `hf auth login`, or set HF_TOKEN"]
+            if status in (401, 403)
+            else []
+        )
+        return HubError(message(f"the hub refuses with {status}", *advice, **facts))
+
+    def _facts(self, path: str = "") -> dict[str, object]:
+        facts: dict[str, object] = {
+            "dataset": self.name,
+            "revision": self.revision or "main",
+            "endpoint": endpoint(),
+        }
+        return {"file": path, **facts} if path else facts
+
+
+class Answer:
+    """A file, or the rest of one, as the server sends it."""
+
+    def __init__(self, response: Any) -> None:
+        self._chunks: Iterator[bytes] = response.iter_raw()
+        headers = response.headers
+        length = headers.get("Content-Length", "")
+        self.begin = 0
+        self.total = int(length) if length.isdecimal() else None
+        if response.status_code == 206:
+            span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", "").strip())
+            if span is None:
+                raise Passing("the server answers a range without saying which")
+            self.begin, self.total = int(span[1]), int(span[2])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+
+def endpoint() -> str:
+    """Return the address of the hub or its mirror."""
+    return str(_client().constants.ENDPOINT)
+
+
+def _shard(entry: Any) -> SourceShard:
+    if not is_safe(entry.path):
+        raise HubError(
+            message("the hub lists a file with a name that leads elsewhere", path=ascii(entry.path))
+        )
+    return SourceShard(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None)
+
+
+def _offline(facts: dict[str, object]) -> str:
+    return message(
+        "the hub was needed, and offline mode is on",
+        "unset HF_HUB_OFFLINE",
+        "or fetch the files elsewhere and name their folder with --keep-source DIR or --source DIR",
+        **facts,
+    )
+
+
+def _asked_wait(headers: Any, status: int) -> float | None:
+    """Return for how long the server asks us to stay away, if it does."""
+    after = headers.get("Retry-After", "").strip()
+    if after.isdecimal():
+        return float(after)
+    if after:
+        try:
+            return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+        except ValueError:
+            pass
+    limit = _client().parse_ratelimit_headers(headers) if status == 429 else None
+    return None if limit is None else float(limit.reset_in_seconds)
+
+
+def _plain(error: BaseException) -> str:
+    """Return an error's text without the queries of addresses: they may be signatures."""
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1", " ".join(str(error).split()))
+
+
+@cache
+def _client() -> SimpleNamespace:
+    """Load the client; return what we use of it."""
+    try:
+        hub, utils = import_module("huggingface_hub"), import_module("huggingface_hub.utils")
+        return SimpleNamespace(
+            api=_TimedApi(hub.HfApi()),
+            session=_session,
+            constants=hub.constants,
+            errors=import_module("huggingface_hub.errors"),
+            httpx=utils.httpx,
+            hf_hub_url=hub.hf_hub_url,
+            build_hf_headers=utils.build_hf_headers,
+            hf_raise_for_status=utils.hf_raise_for_status,
+            parse_ratelimit_headers=utils.parse_ratelimit_headers,
+        )
+    except ValueError as error:
+        raise UsageError(
+            message("a variable HF_... has a value that the hub's client cannot use", reason=error)
+        ) from error
+
+
+class _TimedApi:
+    """The client's API, of which every call has a timeout, also those that it gives none."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        _session()
+        return getattr(self._api, name)
+
+
+def _session() -> Any:
+    """Return the client's own session, with a hook of ours."""
+    session = import_module("huggingface_hub.utils").get_session()
+    hooks = session.event_hooks
+    if _fill_timeouts not in hooks["request"]:
+        session.event_hooks = {**hooks, "request": [*hooks["request"], _fill_timeouts]}
+    return session
+
+
+def _fill_timeouts(request: Any) -> None:
+    # The client passes timeout=None on purpose where it lists, and would wait for ever.
+    timeouts = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        name: timeouts.get(name) or _CALL_SECONDS for name in ("connect", "read", "write", "pool")
+    }

@@ -1,0 +1,76 @@
+"""Pin a dataset: list its files with sizes and sha256, so that a run is about these bytes and no others."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from fwconvert import atomic, catalog, records, source
+from fwconvert.config import SourceManifest, SourceShard, Totals
+from fwconvert.errors import FwconvertError, Stopped, UsageError, message
+from fwconvert.hub import Dataset, Patience, patiently
+
+# A person is waiting, so less than a run has.
+_PATIENCE_SECONDS = 60.0
+
+
+def pin(
+    origin: str, path: str, revision: str, tell: Callable[[str], None], stop: threading.Event
+) -> SourceManifest:
+    """Return the manifest of a folder on this machine, or of a dataset on the hub."""
+    if Path(origin).expanduser().is_dir():
+        if path or revision:
+            raise UsageError(
+                message("a folder on this machine has no revision and no PATH inside", folder=origin)
+            )
+        return _pin_local(origin, tell, stop)
+    if origin.count("/") != 1 or origin.startswith((".", "/", "~")):
+        raise UsageError(
+            message(
+                "this is neither a folder here nor a dataset on the hub",
+                "name a folder that exists, or a dataset as owner/name",
+                given=origin,
+            )
+        )
+    return _pin_hub(origin, path.strip("/"), revision or "main", Patience(_PATIENCE_SECONDS, stop, tell))
+
+
+def write(manifest: SourceManifest, path: Path) -> None:
+    """Write a manifest where nothing else is lost by it."""
+    if path.exists():
+        try:
+            records.read(path, SourceManifest)
+        except FwconvertError:
+            raise UsageError(
+                message("this file exists and is no source manifest", "choose another -o", file=path)
+            ) from None
+    if not path.absolute().parent.is_dir():
+        raise UsageError(message("there is no such folder", folder=path.absolute().parent))
+    named = msgspec.structs.replace(manifest, name=path.stem)
+    atomic.replace(path.absolute(), catalog.text(named).encode())
+
+
+def _pin_hub(name: str, folder: str, revision: str, patience: Patience) -> SourceManifest:
+    commit = patiently(Dataset(name, revision).commit, name, patience)
+    files = patiently(lambda: Dataset(name, commit).files(folder), name, patience)
+    return SourceManifest(name, name, commit, folder, files, _totals(files))
+
+
+def _pin_local(folder: str, tell: Callable[[str], None], stop: threading.Event) -> SourceManifest:
+    manifest, root = catalog.local(folder)
+    files = []
+    for number, file in enumerate(manifest.files, 1):
+        tell(f"hashing {number} of {len(manifest.files)}: {file.path}, {file.bytes:,} bytes")
+        proof = source.prove(root / file.path, lambda: _raise_if(stop))
+        files.append(SourceShard(file.path, proof.bytes, proof.sha256))
+    return msgspec.structs.replace(manifest, files=tuple(files), totals=_totals(files))
+
+
+def _raise_if(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Stopped("stopped by the user; no manifest was written")
+
+
+def _totals(files: "tuple[SourceShard, ...] | list[SourceShard]") -> Totals:
+    return Totals(len(files), sum(file.bytes for file in files))
