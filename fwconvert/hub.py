@@ -1,11 +1,13 @@
 """The Hugging Face hub, through its own client: what it lists, what it sends, and what its errors mean.
 
 The client knows the endpoint, the token, proxies and offline mode as everybody
-who uses it expects (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE); it keeps
-the token from other origins. What it does not do is done here: every request
-has a timeout, whatever may pass is told apart from what will not, and no
-message has an address with a signature in it. The client is loaded when it is
-first needed: that takes half a second.
+who uses it expects (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE), and it
+keeps the token from other origins. Its session is used, and not its functions
+that list and download: those wait without a limit, print, cannot be stopped,
+and retry some faults and not others. Here every request has a timeout, what
+may pass is told apart from what will not, and no message has an address with
+a signature in it. The client is loaded when it is first needed: that takes
+half a second.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
 
 from fwconvert.config import SourceShard, is_safe
 from fwconvert.errors import HubError, SourceError, Stopped, UsageError, message
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 PARQUET = ".parquet"
-# Of calls to which the client gives no timeout at all: listings.
+# For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
 _CALL_SECONDS = 30.0
 _LONGEST_BACKOFF = 60.0
 # The hub counts requests over five minutes, so it never has reason to ask for more.
@@ -118,19 +123,12 @@ class Dataset:
 
     def commit(self) -> str:
         """Return the commit that the revision means now."""
-        with self._asking():
-            found = _client().api.repo_info(
-                self.name, repo_type="dataset", revision=self.revision or None, timeout=_CALL_SECONDS
-            )
-            return str(found.sha)
+        found, _ = self._ask(self._address("revision"), _Info)
+        return found.sha
 
     def files(self, folder: str) -> tuple[SourceShard, ...]:
         """Return the parquet files below `folder`, by name, as the hub lists them."""
-        with self._asking():
-            listed = _client().api.list_repo_tree(
-                self.name, folder or None, recursive=True, revision=self.revision, repo_type="dataset"
-            )
-            entries = [entry for entry in listed if hasattr(entry, "size")]
+        entries = [entry for entry in self._tree(folder) if entry.type == "file"]
         found = [_shard(entry) for entry in entries if entry.path.endswith(PARQUET)]
         if not found:
             raise HubError(
@@ -143,6 +141,34 @@ class Dataset:
                 )
             )
         return tuple(sorted(found, key=lambda shard: shard.path))
+
+    def _tree(self, folder: str) -> Iterator[_Entry]:
+        """Yield all below `folder`, page by page."""
+        place, query = f"{self._address('tree')}/{quote(folder, safe='')}", "recursive=true&expand=false"
+        while query:
+            entries, more = self._ask(f"{place}?{query}", list[_Entry])
+            yield from entries
+            # Only the cursor: the token must not follow an address that leads elsewhere, and a mirror
+            # may pass on the address of the hub behind it.
+            query = urlsplit(more).query
+
+    def _address(self, what: str) -> str:
+        return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
+
+    def _ask(self, url: str, kind: type[Found]) -> tuple[Found, str]:
+        """Return what the hub answers, and the address of what follows, if anything does."""
+        client = _client()
+        with self._asking():
+            response = client.session().get(url, headers=client.build_hf_headers(), timeout=_CALL_SECONDS)
+            client.hf_raise_for_status(response)
+        try:
+            return msgspec.json.decode(response.content, type=kind), response.links.get("next", {}).get(
+                "url", ""
+            )
+        except msgspec.MsgspecError as error:
+            raise HubError(
+                message("the hub's answer is not what a hub answers", reason=error, **self._facts())
+            ) from None
 
     @contextmanager
     def opened(self, path: str, begin: int) -> Iterator[Answer]:
@@ -229,6 +255,22 @@ class Dataset:
         return {"file": path, **facts} if path else facts
 
 
+class _Info(msgspec.Struct):
+    sha: str
+
+
+class _Lfs(msgspec.Struct):
+    # The sha256 of the content.
+    oid: str
+
+
+class _Entry(msgspec.Struct):
+    type: str
+    path: str
+    size: int = 0
+    lfs: _Lfs | None = None
+
+
 class Answer:
     """A file, or the rest of one, as the server sends it."""
 
@@ -253,12 +295,18 @@ def endpoint() -> str:
     return str(_client().constants.ENDPOINT)
 
 
-def _shard(entry: Any) -> SourceShard:
-    if not is_safe(entry.path):
+def _shard(entry: _Entry) -> SourceShard:
+    sha256 = entry.lfs.oid if entry.lfs else None
+    if not is_safe(entry.path) or entry.size < 0 or not re.fullmatch("[0-9a-f]{64}", sha256 or "0" * 64):
         raise HubError(
-            message("the hub lists a file with a name that leads elsewhere", path=ascii(entry.path))
+            message(
+                "the hub lists a file that cannot be: its name leads elsewhere, or it has no such size or sha256",
+                path=ascii(entry.path),
+                bytes=entry.size,
+                sha256=ascii(sha256),
+            )
         )
-    return SourceShard(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None)
+    return SourceShard(entry.path, entry.size, sha256)
 
 
 def _offline(facts: dict[str, object]) -> str:
@@ -295,8 +343,7 @@ def _client() -> SimpleNamespace:
     try:
         hub, utils = import_module("huggingface_hub"), import_module("huggingface_hub.utils")
         return SimpleNamespace(
-            api=_TimedApi(hub.HfApi()),
-            session=_session,
+            session=utils.get_session,
             constants=hub.constants,
             errors=import_module("huggingface_hub.errors"),
             httpx=utils.httpx,
@@ -309,31 +356,3 @@ def _client() -> SimpleNamespace:
         raise UsageError(
             message("a variable HF_... has a value that the hub's client cannot use", reason=error)
         ) from error
-
-
-class _TimedApi:
-    """The client's API, of which every call has a timeout, also those that it gives none."""
-
-    def __init__(self, api: Any) -> None:
-        self._api = api
-
-    def __getattr__(self, name: str) -> Any:
-        _session()
-        return getattr(self._api, name)
-
-
-def _session() -> Any:
-    """Return the client's own session, with a hook of ours."""
-    session = import_module("huggingface_hub.utils").get_session()
-    hooks = session.event_hooks
-    if _fill_timeouts not in hooks["request"]:
-        session.event_hooks = {**hooks, "request": [*hooks["request"], _fill_timeouts]}
-    return session
-
-
-def _fill_timeouts(request: Any) -> None:
-    # The client passes timeout=None on purpose where it lists, and would wait for ever.
-    timeouts = request.extensions.get("timeout", {})
-    request.extensions["timeout"] = {
-        name: timeouts.get(name) or _CALL_SECONDS for name in ("connect", "read", "write", "pool")
-    }
