@@ -300,7 +300,7 @@ def _shard(entry: _Entry) -> SourceShard:
     if not is_safe(entry.path) or entry.size < 0 or not re.fullmatch("[0-9a-f]{64}", sha256 or "0" * 64):
         raise HubError(
             message(
-                "the hub lists a file that cannot be: its name leads elsewhere, or it has no such size or sha256",
+                "the hub lists a file that cannot be: see its name, size and sha256",
                 path=ascii(entry.path),
                 bytes=entry.size,
                 sha256=ascii(sha256),

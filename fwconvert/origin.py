@@ -185,7 +185,7 @@ class HubOrigin:
         """Return how fetching goes."""
         with self._changed:
             on_the_way = self._ahead - len(self._ready)
-            return Traffic(self._bytes, on_the_way == 0)
+            return Traffic(self._bytes, on_the_way == 0 and not (self._wanted and self._has_room()))
 
     def notices(self) -> list[str]:
         """Return what was told since this was last asked."""

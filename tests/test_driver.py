@@ -17,9 +17,9 @@ from fwconvert import driver
 from fwconvert.config import SourceShard
 from fwconvert.driver import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.engine import LocalEngine, Progress
-from fwconvert.errors import FwconvertError, OutputError, Stopped
+from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.folder import RunFolder
-from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext
+from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
 from fwconvert.receipt import JoinReceipt, Receipt, Segment, ShardLine
 
 CONTEXT = RunContext(Path("out"), "id", RULES, "session")
@@ -515,3 +515,54 @@ def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     drive([order], local_engine, witness)
 
     assert [kind for _, kind, _ in witness.failures].count("job") == 2 * JOB_TRIES
+
+
+def test_what_is_not_ready_is_waited_for_while_others_work(witness: Witness) -> None:
+    def slowly() -> Iterator[JoinOrder | None]:
+        for name in ("first", "second"):
+            yield from [None] * 5
+            yield order_of(name)
+
+    with ThreadEngine(2) as engine:
+        drive(slowly(), engine, witness)
+
+    assert witness.finished == ["first", "second"]
+    assert witness.ticks > 5
+
+
+def test_a_failed_order_is_tried_again_while_nothing_else_is_ready(witness: Witness) -> None:
+    # Its source takes up room on the disk, which the next source may be waiting for.
+    def waiting_for_room() -> Iterator[JoinOrder | None]:
+        yield order_of("bad")
+        while ("bad", "job", True) not in witness.failures:
+            yield None
+        yield order_of("good")
+
+    with ThreadEngine(1, {"bad": [fail, fail]}) as engine:
+        drive(waiting_for_room(), engine, witness)
+
+    assert engine.started == ["bad", "bad", "good"]
+
+
+def test_an_order_without_its_source_is_given_up_and_the_others_go_on(witness: Witness) -> None:
+    source = ConvertOrder(CONTEXT, SourceShard("gone.parquet", 1), 0, Path("gone.parquet"))
+    gone = Unfetched(source, Failure("unfetched", "404"))
+
+    with ThreadEngine(2) as engine:
+        drive([order_of("one"), gone, order_of("two")], engine, witness)
+
+    assert witness.failures == [("gone.parquet", "unfetched", True)]
+    assert sorted(witness.finished) == ["one", "two"]
+
+
+def test_when_nothing_more_can_be_fetched_the_workers_finish_what_they_have(witness: Witness) -> None:
+    def cut_off() -> Iterator[JoinOrder]:
+        yield order_of("slow")
+        raise HubError("the cable is cut")
+
+    with ThreadEngine(2, {"slow": [succeed_slowly]}) as engine:
+        with pytest.raises(HubError, match="cable"):
+            drive(cut_off(), engine, witness)
+        assert not engine.stopping.is_set()
+
+    assert witness.finished == ["slow"]

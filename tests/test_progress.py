@@ -551,3 +551,28 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     os.close(ours)
     assert child.wait(30) == 0
     assert (tmp_path / "proof").read_text() == "done"
+
+
+def test_a_run_that_fetches_shows_its_download_and_what_it_waits_for(clock: Clock) -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream, clock) as plain:
+        for tick in range(161):
+            plain.update(at(tick / 4 * 20e6 / 8e9, fetched=int(tick / 4 * 30e6), limit="workers"))
+            clock.now += 0.25
+
+    assert "20.0 MB/s · fetching 30.0 MB/s · limit: workers" in stream.getvalue()
+
+
+def test_a_download_has_a_speed_before_the_first_token(pace: Pace, clock: Clock) -> None:
+    for seconds in range(4):
+        pace.add(at(0, fetched=seconds * 50_000_000, limit="network"))
+        clock.now += 1
+
+    recent = pace.recent()
+    assert recent is not None
+    assert recent.fetched == pytest.approx(50e6)
+    assert recent.tokens == 0
+
+
+def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
+    assert not any("fetch" in part or "limit" in part for part in progress.counts(at(0.5), None))
