@@ -367,7 +367,13 @@ def seconds_left(snapshot: Snapshot, speed: Speed | None) -> float | None:
     left = max(0.0, snapshot.units - snapshot.units_done)
     if left == 0:
         return 0.0
-    return left / speed.units if speed is not None and speed.units > 0 else None
+    if speed is None:
+        return None
+    times = [left / speed.units] if speed.units > 0 else []
+    if snapshot.fetched is not None and speed.fetched > 0:  # The slower of the two decides.
+        before = snapshot.units_done - snapshot.session_units
+        times.append(max(0.0, snapshot.units - before - snapshot.fetched) / speed.fetched)
+    return max(times, default=None)
 
 
 def session_tokens(snapshot: Snapshot) -> int:

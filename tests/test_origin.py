@@ -170,8 +170,7 @@ def test_what_is_nobodys_fault_is_raised(gate: Gate, origin_with: Make, error: E
     ready = origin.ready(orders_of(origin))
 
     with pytest.raises(type(error), match=str(error)):
-        for _ in range(len(FILES)):
-            take(ready)
+        [take(ready) for _ in FILES]
 
 
 def test_what_a_session_left_of_finished_sources_is_removed(
