@@ -78,23 +78,6 @@ def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
     return {path: place for path, place in places.items() if place is not None}
 
 
-def text(manifest: SourceManifest) -> str:
-    """Return a source manifest as a file: a line for each source, for people and for diff."""
-    fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-    lines = [f'"format": {_json(manifest.__struct_config__.tag)}']
-    for name, value in fields.items():
-        if name == "files":
-            files = ",\n".join(_json(file) for file in value)
-            lines.append(f'"files": [\n{files}\n]' if value else '"files": []')
-        else:
-            lines.append(f"{_json(name)}: {_json(value)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _json(value: object) -> str:
-    return records.encode(value).decode()
-
-
 def _shipped() -> Path:
     package = Path(__file__).parent
     inside = package / "manifests"

@@ -42,6 +42,12 @@ class SourceShard(Part, frozen=True):
     # None for files that nobody pinned; their receipts record what was read.
     sha256: str | None = None
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether its name cannot lead elsewhere, and its size and hash can be."""
+        hashed = self.sha256 is None or re.fullmatch("[0-9a-f]{64}", self.sha256) is not None
+        return is_safe(self.path) and self.bytes >= 0 and hashed
+
 
 class Totals(Part, frozen=True):
     """Published totals of a version; 0 where unknown."""
@@ -69,12 +75,26 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
         return sum(file.bytes for file in self.files)
 
     def check(self) -> None:
-        """Raise ManifestError if a name could lead outside the folder or stands twice."""
+        """Raise ManifestError if a name could lead outside the folder or stands twice, or a hash is none."""
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.dataset) or ".." in self.dataset:
+            raise ManifestError(
+                message(
+                    "a source manifest has no name of a dataset",
+                    manifest=self.name,
+                    dataset=ascii(self.dataset),
+                )
+            )
         seen = set()
         for file in self.files:
-            if not is_safe(file.path) or file.path in seen or file.bytes < 0:
+            if not file.is_safe or file.path in seen:
                 raise ManifestError(
-                    message("a source manifest has a bad entry", manifest=self.name, path=repr(file.path))
+                    message(
+                        "a source manifest has a bad entry",
+                        manifest=self.name,
+                        path=ascii(file.path),
+                        bytes=file.bytes,
+                        sha256=ascii(file.sha256),
+                    )
                 )
             seen.add(file.path)
 

@@ -28,7 +28,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from fwconvert.config import SourceShard, is_safe
+from fwconvert.config import SourceShard
 from fwconvert.errors import HubError, SourceError, Stopped, UsageError, message
 
 if TYPE_CHECKING:
@@ -296,17 +296,17 @@ def endpoint() -> str:
 
 
 def _shard(entry: _Entry) -> SourceShard:
-    sha256 = entry.lfs.oid if entry.lfs else None
-    if not is_safe(entry.path) or entry.size < 0 or not re.fullmatch("[0-9a-f]{64}", sha256 or "0" * 64):
+    shard = SourceShard(entry.path, entry.size, entry.lfs.oid if entry.lfs else None)
+    if not shard.is_safe:
         raise HubError(
             message(
                 "the hub lists a file that cannot be: see its name, size and sha256",
-                path=ascii(entry.path),
-                bytes=entry.size,
-                sha256=ascii(sha256),
+                path=ascii(shard.path),
+                bytes=shard.bytes,
+                sha256=ascii(shard.sha256),
             )
         )
-    return SourceShard(entry.path, entry.size, sha256)
+    return shard
 
 
 def _offline(facts: dict[str, object]) -> str:

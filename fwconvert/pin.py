@@ -48,7 +48,7 @@ def write(manifest: SourceManifest, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise UsageError(message("there is no such folder", folder=path.absolute().parent))
     named = msgspec.structs.replace(manifest, name=path.stem)
-    atomic.replace(path.absolute(), catalog.text(named).encode())
+    atomic.replace(path.absolute(), records.lines(records.fields(named)))
 
 
 def _pin_hub(name: str, folder: str, revision: str, patience: Patience) -> SourceManifest:

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fwconvert import catalog, records
@@ -89,6 +90,21 @@ def test_what_is_no_version_is_a_usage_error(
 def test_an_empty_name_is_a_usage_error() -> None:
     with pytest.raises(UsageError):
         catalog.find("")
+
+
+@pytest.mark.parametrize("sha256", ["../../evil", "ab" * 31, "AB" * 32, ""])
+def test_a_manifest_with_a_hash_that_is_none_is_refused(sha256: str, tmp_path: Path) -> None:
+    # Fetched files are named by it.
+    evil = msgspec.structs.replace(pinned("a.parquet"), files=(SourceShard("a.parquet", 1, sha256),))
+    with pytest.raises(ManifestError, match="bad entry"):
+        catalog.find(str(save(tmp_path / "evil.json", evil)))
+
+
+@pytest.mark.parametrize("dataset", ["../evil", "a/b/c", "https://elsewhere/x", "a/..", "", "a b/c"])
+def test_a_manifest_of_no_dataset_is_refused(dataset: str, tmp_path: Path) -> None:
+    evil = msgspec.structs.replace(pinned("a.parquet"), dataset=dataset)
+    with pytest.raises(ManifestError, match="dataset"):
+        catalog.find(str(save(tmp_path / "evil.json", evil)))
 
 
 def test_a_manifest_that_leads_outside_its_folder_is_refused(tmp_path: Path) -> None:
