@@ -189,6 +189,14 @@ def _add_out(group: "argparse._ArgumentGroup") -> None:
         help="fast: gigatoken, audited; reference: tiktoken (default: auto)",
     )  # fmt: skip
     group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
+    group.add_argument(
+        "--worker-memory", metavar="BYTES", type=_count(1),
+        help="a process that has more is ended (default: its share of 80 %% of the machine's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stall-timeout", metavar="SECONDS", type=_count(1), default=900,
+        help="a process that does nothing for so long is ended (default: 900)",
+    )  # fmt: skip
     _add_fetching(group.add_argument)
 
 

@@ -187,6 +187,8 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
         threads=args.threads,
         encoder=args.encoder,
         check_disk=not args.no_disk_check,
+        worker_memory=args.worker_memory,
+        stall_timeout=args.stall_timeout,
         keep_source=args.keep_source,
         prefetch=args.prefetch,
         max_fetches=args.max_fetches,

@@ -164,6 +164,9 @@ class Options:
     check_disk: bool = True
     # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
     # workers; how many may be on their way; for how many seconds to try while nothing comes.
+    # What a worker may have before it is ended, and for how long it may show no progress.
+    worker_memory: int | None = None
+    stall_timeout: float = 900.0
     keep_source: Path | None = None
     prefetch: int | None = None
     max_fetches: int = 4

@@ -165,6 +165,7 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
         while not flight.over:
             flight.fill()
             flight.land(_TICK_SECONDS)
+            engine.police()
             watcher.tick(engine.progress())
     except BaseException:
         _wind_down(flight)

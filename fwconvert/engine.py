@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -26,7 +27,7 @@ from typing import Protocol, Self
 from fwconvert import process
 from fwconvert.errors import message
 from fwconvert.orders import Failure, Order, Outcome
-from fwconvert.process import DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
+from fwconvert.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
 
 _SPAWN = multiprocessing.get_context("spawn")
 # Two runs in two threads must not hide the main module from each other.
@@ -57,6 +58,9 @@ class Engine(Protocol):
     def progress(self) -> list[Progress]:
         """Return how far the orders in flight are."""
 
+    def police(self) -> None:
+        """End workers that have stalled or grown beyond their limits; called several times a second."""
+
     def stop(self) -> None:
         """Ask all workers to stop at the next safe place."""
 
@@ -72,11 +76,23 @@ class _Slot:
     process: BaseProcess | None = None
     order: Order | None = None
     future: "Future[Outcome] | None" = None
+    # The worker's last sign of life and when it was seen; why we ended it, if we did.
+    beat: int = -1
+    beat_at: float = 0.0
+    verdict: Failure | None = None
 
     @property
     def free(self) -> bool:
         # Until its outcome has been asked for, a finished order still has its slot.
         return self.future is None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker may do before it is ended. None: anything."""
+
+    memory_bytes: int | None = None
+    stall_seconds: float | None = None
 
 
 @dataclass
@@ -86,6 +102,7 @@ class LocalEngine:
     slots: int
     logs: Path
     session: str
+    limits: Limits = field(default_factory=Limits)
     _slots: list[_Slot] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -106,7 +123,8 @@ class LocalEngine:
             slot.executor = self._executor(slot)
         for at in range(1, len(slot.board)):
             slot.board[at] = 0
-        slot.order = order
+        slot.order, slot.verdict = order, None
+        slot.beat, slot.beat_at = -1, time.monotonic()
         with _STARTING, _signals_held(), _main_hidden():
             before = set(multiprocessing.active_children())
             try:
@@ -127,7 +145,7 @@ class LocalEngine:
             return future.result()
         except BrokenProcessPool:
             _retire(slot)
-            return _lost(slot)
+            return slot.verdict or _lost(slot)
 
     def progress(self) -> list[Progress]:
         """Return how far the orders in flight are, as the workers' boards say."""
@@ -136,6 +154,42 @@ class LocalEngine:
             Progress(order, board[DONE] / max(1, board[TOTAL]), board[TOKENS], board[TEXT_BYTES])
             for order, board in busy
         ]
+
+    def police(self) -> None:
+        """End workers that have stalled or grown beyond their limits."""
+        for slot in self._slots:
+            if slot.free or slot.process is None or slot.verdict is not None:
+                continue
+            slot.verdict = self._too_large(slot.process.pid) or self._stalled(slot)
+            if slot.verdict is not None:
+                slot.process.kill()
+
+    def _too_large(self, pid: int | None) -> Failure | None:
+        most, now = self.limits.memory_bytes, process.resident_bytes(pid)
+        if most is None or now is None or now <= most:
+            return None
+        text = message(
+            "the worker process needed too much memory and was ended",
+            "if the source is sound, allow more with --worker-memory, with fewer --workers",
+            had=f"{now:,} bytes",
+            allowed=f"{most:,} bytes",
+        )
+        return Failure("job", text)
+
+    def _stalled(self, slot: _Slot) -> Failure | None:
+        now, beat = time.monotonic(), slot.board[BEAT]
+        if beat != slot.beat:
+            slot.beat, slot.beat_at = beat, now
+        most = self.limits.stall_seconds
+        if most is None or now - slot.beat_at <= most:
+            return None
+        text = message(
+            "the worker process made no progress and was ended",
+            "look at the disk and at the source; if both are sound, allow more with --stall-timeout",
+            waited=f"{now - slot.beat_at:,.0f} s",
+            done=f"{slot.board[DONE]:,} of {slot.board[TOTAL]:,} rows",
+        )
+        return Failure("job", text)
 
     def stop(self) -> None:
         """Ask all workers to stop at the next safe place."""

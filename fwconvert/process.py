@@ -18,8 +18,9 @@ if sys.platform != "win32":
 
 # A board is a few shared integers, written without a lock: a worker that is killed
 # would leave a lock (or a queue) closed for ever.
-STOP, DONE, TOTAL, TOKENS, TEXT_BYTES = range(5)
-BOARD_SIZE = 5
+# BEAT counts on while the worker lives.
+STOP, DONE, TOTAL, TOKENS, TEXT_BYTES, BEAT = range(6)
+BOARD_SIZE = 6
 
 Board = Array[c_int64] | list[int]
 
@@ -50,19 +51,28 @@ def show_text(tokens: int, text_bytes: int) -> None:
     board[TEXT_BYTES] = text_bytes
 
 
-def resident_bytes() -> int | None:
-    """Return how much memory this process has, or None where nobody can tell."""
+def resident_bytes(pid: int | None = None) -> int | None:
+    """Return how much memory a process (this one unless told) has, or None where nobody can tell."""
     if sys.platform == "win32":
         return None
     try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # called often
+        with open(f"/proc/{pid or 'self'}/statm", "rb") as file:  # noqa: PTH123  # called often
             return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # Not Linux: the most that it ever had, in bytes on macOS.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except (OSError, IndexError):  # Not Linux: the most that it ever had, in bytes on macOS.
+        return None if pid else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def machine_bytes() -> int | None:
+    """Return how much memory this machine has, or None where nobody can tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def stop_if_asked() -> None:
-    """Raise Stopped if the driver wants this process to stop."""
+    """Raise Stopped if the driver wants this process to stop. Also the sign that it has not stalled."""
+    board[BEAT] += 1
     if board[STOP]:
         raise Stopped("stopped by the user")
 

@@ -10,9 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import atomic, driver, encoders, needs, request, run_manifest, session, source, vocabulary
+from fwconvert import (
+    atomic,
+    driver,
+    encoders,
+    needs,
+    process,
+    request,
+    run_manifest,
+    session,
+    source,
+    vocabulary,
+)
 from fwconvert.config import Options, Recipe, SourceShard
-from fwconvert.engine import LocalEngine
+from fwconvert.engine import Limits, LocalEngine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.hub import Dataset, Patience, patiently
@@ -22,6 +33,9 @@ from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
 from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
+
+# A sound source needs about half of it.
+_LEAST_WORKER_MEMORY = 2**30
 
 
 @dataclass(frozen=True)
@@ -221,7 +235,7 @@ def _carry_out(work: Work, options: Options) -> None:
     """Do all jobs, then the join; leave the folder tidy and described, whatever happens."""
     outcome = "error"
     try:
-        with LocalEngine(options.worker_count, work.folder.logs, work.session.id) as engine, work.origin:
+        with _engine(work, options) as engine, work.origin:
             driver.drive(work.ready_orders(), engine, work)
             if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
@@ -230,6 +244,15 @@ def _carry_out(work: Work, options: Options) -> None:
         outcome = "stopped"
     finally:
         _tidy(work, outcome)
+
+
+def _engine(work: Work, options: Options) -> LocalEngine:
+    memory = options.worker_memory
+    if memory is None:  # Together the workers leave something for everybody else.
+        share = (process.machine_bytes() or 0) * 4 // 5 // options.worker_count
+        memory = max(_LEAST_WORKER_MEMORY, share) if share else None
+    limits = Limits(memory, options.stall_timeout)
+    return LocalEngine(options.worker_count, work.folder.logs, work.session.id, limits)
 
 
 def _tidy(work: Work, outcome: str) -> None:

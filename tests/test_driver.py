@@ -81,6 +81,9 @@ class ThreadEngine:
     def progress(self) -> list[Progress]:
         return [Progress(order, 0.5, 1, 1) for order in self._flying.values()]
 
+    def police(self) -> None:
+        """Let everybody be."""
+
     def stop(self) -> None:
         self.stopping.set()
 

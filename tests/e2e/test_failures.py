@@ -395,3 +395,46 @@ def test_a_folder_closed_to_writing_after_a_finished_run_is_a_finished_run(
     assert runner.convert(golden.sources, disk / "out", **RECIPE).complete
     small_disk("ro")
     runner.assert_tidy_end(runner.run(golden.sources, disk / "out", **RECIPE), 0)
+
+
+def dictionary_bomb(path: Path) -> None:
+    """Write some hundred bytes that unpack to 2 GB: one text of 1 MB, named in each of 2,000 rows."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["x" * 1_000_000]))
+    pq.write_table(pa.table({"text": text}), path, compression="zstd")
+
+
+def large_cell(path: Path) -> None:
+    """Write a small file with a text of 400 MB."""
+    pq.write_table(pa.table({"text": ["x" * 400_000_000]}), path, compression="zstd", use_dictionary=False)
+
+
+@linux_only
+@pytest.mark.parametrize("bomb", [large_cell, dictionary_bomb])
+def test_a_source_that_unpacks_beyond_all_measure_is_left_out_with_that_reason(
+    bomb: Callable[[Path], None], sources: Path, tmp_path: Path
+) -> None:
+    bomb(sources / BAD)
+    assert (sources / BAD).stat().st_size < 1_000_000
+
+    ended = runner.run(sources, tmp_path / "out", "--worker-memory", "500M", workers=1, **RECIPE)
+
+    assert_all_but_one_finished(ended, tmp_path / "out")
+    assert "too much memory" in ended.stderr
+    assert "--worker-memory" in ended.stderr
+
+
+@linux_only
+def test_a_worker_that_does_nothing_is_ended_and_its_job_done_by_another(
+    golden: Undisturbed, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    flags = ("--stall-timeout", "2")
+    with runner.running(golden.sources, out, *flags, workers=1, **RECIPE) as process:
+        runner.wait_until(lambda: runner.workers(process), process)
+        for worker in runner.workers(process):
+            worker.suspend()
+        ended = runner.finish(process)
+
+    runner.assert_tidy_end(ended, 0)
+    assert tree(out) == golden.tree
+    assert "no progress" in ended.stderr
