@@ -126,7 +126,9 @@ def _take() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        return mmap.mmap(-1, BLOCK_BYTES)
+        # Pages of its own, as O_DIRECT wants; by default they would be shared with forked processes.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        return mmap.mmap(-1, BLOCK_BYTES, **private)
 
 
 @cache

@@ -1,0 +1,176 @@
+"""Crash fwconvert at every system call that touches its output, in every way we know; look at what is left.
+
+After each fault the same command is given again, and must end in the bytes of
+an undisturbed run. Prints a table; exit code 1 if a single check failed, or if
+the control, a run without fsync that loses power, did not fail.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torture_checks as checks
+import torture_disks as disks
+import torture_real as real
+from torture_faults import ERRORS, Point
+from torture_world import WORLDS
+
+_SHOWN_PROBLEMS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One check and how many faults it injects."""
+
+    check: Callable[..., list[str]]
+    given: tuple[Any, ...]
+    faults: int = 1
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    title: str
+    tasks: list[Task]
+    # Why it was not done.
+    skipped: str = ""
+    must_fail: bool = False
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def faults(self) -> int:
+        """How many faults were injected."""
+        return 0 if self.skipped else sum(task.faults for task in self.tasks)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is as it should be."""
+        return bool(self.skipped) or (self.failed == len(self.tasks) if self.must_fail else not self.failed)
+
+
+def main() -> int:
+    """Do what the arguments say; return the exit code."""
+    given = _arguments()
+    dice = random.Random(given.seed)
+    lanes = given.lanes or len(os.sched_getaffinity(0))
+    begun = time.monotonic()
+    with ProcessPoolExecutor(lanes, multiprocessing.get_context("spawn")) as pool:
+        rows = [*_rows(_all_points(pool), dice, full=given.full)]
+        for row in rows:
+            _thin(row, dice, given.most)
+            _carry_out(row, pool)
+    text = _table(rows, time.monotonic() - begun)
+    print(text)
+    if given.output:
+        given.output.write_text(text, "utf-8")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _all_points(pool: ProcessPoolExecutor) -> list[list[Point]]:
+    _tell("counting the calls that touch the output")
+    return [*pool.map(checks.points, range(len(WORLDS)))]
+
+
+def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iterator[Row]:
+    every = [(world, point) for world, known in enumerate(points) for point in known]
+    few = every if full else dice.sample(every, 60)
+    yield Row("SIGKILL at a call", [Task(checks.kill, pair) for pair in few])
+    again = [(*pair, dice.choice(points[pair[0]])) for pair in (few if full else few[:20])]
+    yield Row("SIGKILL, and again while resuming", [Task(checks.kill_again, three, 2) for three in again])
+    failing = [(*pair, error) for pair in every for error in ERRORS[pair[1].call]]
+    errors = failing if full else dice.sample(failing, 60)
+    yield Row("a call fails (ENOSPC, EIO, …)", [Task(checks.fail, three) for three in errors])
+    for kind, worlds in (("ext4", {0, 1, 2, 3, 4}), ("xfs", {0, 3})):
+        on_disk = [pair for pair in every if pair[0] in worlds]
+        tasks = [Task(checks.cut, (kind, *pair)) for pair in (on_disk if full else dice.sample(on_disk, 20))]
+        yield Row(f"power cut on {kind} at a call", tasks, disks.why_not(kind))
+    sizes = range(8_192, 450_000, 4_096 if full else 65_536)
+    yield Row("a disk too small", [Task(checks.fill, (size,)) for size in sizes], disks.why_not("ext4"))
+    poisoned = (0, 1, 2) if full else (0,)
+    poisons = [(world, kind, 1 % WORLDS[world].files) for world in poisoned for kind in checks.POISONS]
+    yield Row("a source that ends its workers", [Task(checks.poison, three) for three in poisons])
+    delays = [number / 100 for number in range(60 if full else 4)]
+    yield Row("two sessions at once", [Task(checks.twice, (0, delay)) for delay in delays])
+    hunts = [(number % len(WORLDS), number) for number in range(200 if full else 4)]
+    yield Row("deaths at random, 4 sessions", [Task(checks.hunt, pair, 4) for pair in hunts])
+    strace = [Task(real.kill, (number,)) for number in range(40 if full else 3)]
+    yield Row("strace kills the spawned program", strace, real.why_not())
+    chaos = [Task(real.chaos, (seed,), 3) for seed in range(20 if full else 1)]
+    yield Row("SIGKILL by the clock, spawned workers", chaos)
+    for kind in ("ext4", "xfs"):
+        tasks = [Task(checks.control, (kind, 0))] * (5 if full else 1)
+        yield Row(f"control: no fsync, power cut on {kind}", tasks, disks.why_not(kind), must_fail=True)
+
+
+def _thin(row: Row, dice: random.Random, most: int | None) -> None:
+    if most is not None and len(row.tasks) > most:
+        row.tasks = dice.sample(row.tasks, most)
+
+
+def _carry_out(row: Row, pool: ProcessPoolExecutor) -> None:
+    if row.skipped:
+        _tell(f"{row.title}: skipped, {row.skipped}")
+        return
+    begun = time.monotonic()
+    waiting: dict[Future[list[str]], Task] = {
+        pool.submit(task.check, *task.given): task for task in row.tasks
+    }
+    for number, future in enumerate(as_completed(waiting), 1):
+        problems = future.result()
+        if problems:
+            row.failed += 1
+            task = waiting[future]
+            row.problems += [f"{task.check.__name__}{task.given}: {problem}" for problem in problems]
+            if not row.must_fail:
+                _tell(f"  FAILED {row.problems[-1]}")
+        if number % 500 == 0:
+            _tell(f"  {row.title}: {number:,} of {len(row.tasks):,}, {row.failed} failed")
+    row.seconds = time.monotonic() - begun
+    _tell(f"{row.title}: {len(row.tasks):,} checks, {row.failed} failed, {row.seconds:.0f} s")
+
+
+def _table(rows: Sequence[Row], seconds: float) -> str:
+    lines = ["| what happens | checks | faults | failed | s |", "|---|--:|--:|--:|--:|"]
+    for row in rows:
+        failed = f"{row.failed}, as it must" if row.must_fail and row.ok else str(row.failed)
+        if row.skipped:
+            failed = f"skipped: {row.skipped}"
+        lines.append(f"| {row.title} | {len(row.tasks):,} | {row.faults:,} | {failed} | {row.seconds:.0f} |")
+    real_rows = [row for row in rows if not row.must_fail]
+    checked = sum(len(row.tasks) for row in real_rows if not row.skipped)
+    faults, wrong = sum(row.faults for row in real_rows), sum(row.failed for row in real_rows)
+    lines.append(f"| **all but the control** | {checked:,} | {faults:,} | {wrong} | {seconds:.0f} |")
+    shown = [problem for row in rows if not row.ok for problem in row.problems[:_SHOWN_PROBLEMS]]
+    return "\n".join([*lines, *shown]) + "\n"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__, allow_abbrev=False)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a sample: a few minutes (the default)")
+    size.add_argument("--full", action="store_true", help="every call, every error: more than 10,000 faults")
+    add = parser.add_argument
+    add("--most", metavar="N", type=int, help="no more than so many checks of a kind")
+    add("--seed", metavar="N", type=int, default=0, help="of what is drawn at random (default: 0)")
+    add("--lanes", metavar="N", type=int, help="checks side by side (default: one for each core)")
+    add("-o", "--output", metavar="FILE", type=Path, help="write the table here too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
