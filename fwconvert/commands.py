@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records
 from fwconvert.config import Options, Recipe
-from fwconvert.errors import UsageError, message
+from fwconvert.errors import Stopped, UsageError, message
 from fwconvert.records import Part
 
 if TYPE_CHECKING:
@@ -80,8 +80,13 @@ def pin(args: argparse.Namespace) -> int:
     """Make a source manifest."""
     from fwconvert import pin as pinning  # noqa: PLC0415
 
-    with _stopping() as stop:
-        pinned = pinning.pin(args.source, args.path, args.revision, _note, stop.switch.wish)
+    pinning.check_output(args.output)  # before all the work
+    try:
+        with _stopping() as stop:
+            pinned = pinning.pin(args.source, args.path, args.revision, _note, stop.switch.wish)
+    except Stopped as error:
+        _note(f"fwconvert: {error}")
+        return 128 + stop.signal
     pinning.write(pinned, args.output)
     rows = {"file": args.output, "revision": pinned.revision, "files": f"{len(pinned.files):,}"}
     rows["bytes"] = f"{pinned.bytes:,}"

@@ -76,7 +76,7 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
 
     def check(self) -> None:
         """Raise ManifestError if a name could lead outside the folder or stands twice, or a hash is none."""
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.dataset) or ".." in self.dataset:
+        if not is_dataset(self.dataset):
             raise ManifestError(
                 message(
                     "a source manifest has no name of a dataset",
@@ -251,6 +251,12 @@ def parse_count(text: str) -> int:
     if number.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
+
+
+def is_dataset(name: str) -> bool:
+    """Tell whether a dataset can have this name: a word, or owner/name as the hub allows them."""
+    part = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+    return re.fullmatch(f"{part}(?:/{part})?", name) is not None and not re.search(r"--|\.\.", name)
 
 
 def is_safe(path: str) -> bool:

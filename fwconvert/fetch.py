@@ -50,11 +50,12 @@ class Fetching:
         """
         if place.is_file() and self._is_right(file, place):
             return
-        with atomic.writing(place):
-            parts.mkdir(parents=True, exist_ok=True)
-            place.parent.mkdir(parents=True, exist_ok=True)
-        with _Part.opened(parts / part_name(file), self._pause) as part:
+        for folder in (parts, place.parent):
+            with atomic.writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
             if place.is_file() and self._is_right(file, place):
+                part.discard()
                 return  # Another process was fetching it, and has.
             self._until_right(file, part)
             part.publish(place)
@@ -84,6 +85,8 @@ class Fetching:
     def _pour(self, file: SourceShard, part: "_Part", patience: Patience) -> None:
         """Append what one request brings."""
         with self.dataset.opened(file.path, part.bytes) as answer:
+            if answer.nothing:
+                raise _OtherContent(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
             if answer.total is not None and answer.total != file.bytes:
                 raise _OtherContent(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
             if answer.begin > part.bytes:
@@ -119,9 +122,12 @@ class Fetching:
         )
 
 
-def part_name(file: SourceShard) -> str:
-    """Return the name of a file's part: its content's, so that it fits in any run."""
-    return f"{file.sha256 or names.job_key(file.path)}.part"
+def part_name(file: SourceShard, revision: str) -> str:
+    """Return the name of a file's part: its content's, so that it fits in any run.
+
+    Where nobody knows the sha256, the revision and the path decide the content.
+    """
+    return f"{file.sha256 or names.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
 
 
 class _Part:
@@ -161,6 +167,8 @@ class _Part:
     def prove(self, file: SourceShard) -> None:
         """Raise _OtherContent if this is not the file."""
         found = self._sha256.hexdigest()
+        if self.bytes != file.bytes:
+            raise _OtherContent(f"there are {self.bytes:,} bytes, not {file.bytes:,}")
         if file.sha256 not in (None, found):
             raise _OtherContent(f"the sha256 is {found}, not {file.sha256}")
 

@@ -12,6 +12,7 @@ half a second.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -42,8 +43,10 @@ _CALL_SECONDS = 30.0
 _LONGEST_BACKOFF = 60.0
 # The hub counts requests over five minutes, so it never has reason to ask for more.
 _LONGEST_ASKED_WAIT = 300.0
-_MOST_ASKED_WAITS = 20
+_MOST_ASKED_SECONDS = 20 * _LONGEST_ASKED_WAIT
+_SHORTEST_WAIT = 0.5
 _MAY_PASS = {408, 425, 429}
+_NOTHING_THERE = 416
 
 
 class Passing(Exception):  # Not an error yet: it is endured or becomes a HubError
@@ -65,20 +68,20 @@ class Patience:
         self._seconds = seconds
         self._stop = stop
         self._tell = tell
-        self._failures = self._asked = 0
-        self._since = time.monotonic()
+        self.progress()
 
     def progress(self) -> None:
         """Something came."""
-        self._failures = self._asked = 0
+        self._failures = 0
+        # For how many seconds servers asked us to stay away; that is not held against them.
+        self._asked = 0.0
         self._since = time.monotonic()
 
     def endure(self, trouble: Passing, what: str) -> None:
         """Wait before the next try, or raise HubError if nothing has come for too long."""
         self._failures += 1
-        seconds = self._pause(trouble)
         waited = time.monotonic() - self._since
-        if waited > self._seconds or self._asked > _MOST_ASKED_WAITS:
+        if waited - self._asked > self._seconds or self._asked > _MOST_ASKED_SECONDS:
             raise HubError(
                 message(
                     f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
@@ -88,6 +91,7 @@ class Patience:
                     last_trouble=trouble,
                 )
             )
+        seconds = self._pause(trouble)
         if seconds >= 4:
             self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
         if self._stop.wait(seconds):
@@ -95,9 +99,8 @@ class Patience:
 
     def _pause(self, trouble: Passing) -> float:
         if trouble.wait is not None:
-            seconds = min(trouble.wait, _LONGEST_ASKED_WAIT)
-            self._asked += 1
-            self._since += seconds  # What the server asked for is not held against it.
+            seconds = min(max(trouble.wait, _SHORTEST_WAIT), _LONGEST_ASKED_WAIT)
+            self._asked += seconds
             return seconds
         # Less than full, at random: a cluster that was cut off together must not come back together.
         longest = min(_LONGEST_BACKOFF, 2.0 ** (self._failures - 1))
@@ -144,9 +147,20 @@ class Dataset:
 
     def _tree(self, folder: str) -> Iterator[_Entry]:
         """Yield all below `folder`, page by page."""
+        asked = set()
         place, query = f"{self._address('tree')}/{quote(folder, safe='')}", "recursive=true&expand=false"
         while query:
-            entries, more = self._ask(f"{place}?{query}", list[_Entry])
+            if query in asked:
+                raise HubError(
+                    message(
+                        "the hub's list has no end: it sends the same page again",
+                        "a mirror is broken: list from another HF_ENDPOINT",
+                        folder=folder,
+                        **self._facts(),
+                    )
+                )
+            asked.add(query)
+            entries, more = self._ask(f"{place}?{query}", list[_Entry], folder)
             yield from entries
             # Only the cursor: the token must not follow an address that leads elsewhere, and a mirror
             # may pass on the address of the hub behind it.
@@ -155,34 +169,68 @@ class Dataset:
     def _address(self, what: str) -> str:
         return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
 
-    def _ask(self, url: str, kind: type[Found]) -> tuple[Found, str]:
+    def _ask(self, url: str, kind: type[Found], path: str = "") -> tuple[Found, str]:
         """Return what the hub answers, and the address of what follows, if anything does."""
         client = _client()
-        with self._asking():
+        with self._asking(path):
             response = client.session().get(url, headers=client.build_hf_headers(), timeout=_CALL_SECONDS)
-            client.hf_raise_for_status(response)
+            self._look_at(response, path)
         try:
             return msgspec.json.decode(response.content, type=kind), response.links.get("next", {}).get(
                 "url", ""
             )
         except msgspec.MsgspecError as error:
             raise HubError(
-                message("the hub's answer is not what a hub answers", reason=error, **self._facts())
+                message(
+                    "the hub's answer is not what a hub answers",
+                    "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
+                    reason=error,
+                    **self._facts(),
+                )
             ) from None
 
     @contextmanager
     def opened(self, path: str, begin: int) -> Iterator[Answer]:
         """Ask for a file from byte `begin` on."""
         client = _client()
-        url = client.hf_hub_url(self.name, path, repo_type="dataset", revision=self.revision)
+        url = self._file_address(path)
         headers = {**client.build_hf_headers(), "Accept-Encoding": "identity"}
         if begin:
             headers["Range"] = f"bytes={begin}-"
         with self._asking(path):
             timeout = client.constants.HF_HUB_DOWNLOAD_TIMEOUT
             with client.session().stream("GET", url, headers=headers, timeout=timeout) as response:
-                client.hf_raise_for_status(response)
+                if response.status_code != _NOTHING_THERE:
+                    self._look_at(response, path)
                 yield Answer(response)
+
+    def _file_address(self, path: str) -> str:
+        client = _client()
+        try:
+            return str(client.hf_hub_url(self.name, path, repo_type="dataset", revision=self.revision))
+        except client.errors.HFValidationError as error:
+            raise HubError(
+                message(
+                    "a dataset on the hub cannot have this name",
+                    "name it as owner/name",
+                    reason=_plain(error),
+                    **self._facts(),
+                )
+            ) from None
+
+    def _look_at(self, response: Any, path: str) -> None:
+        """Raise what an answer means that is not a good one."""
+        status = response.status_code
+        # Not left to the client: whatever is in the body of such an answer does not matter.
+        if status in _MAY_PASS or status >= 500:
+            raise Passing(f"the server answers {status}", _asked_wait(response.headers, status))
+        if status >= 400:
+            try:
+                _client().hf_raise_for_status(response)
+            except _client().errors.HfHubHTTPError:
+                raise
+            except Exception:  # noqa: BLE001  # the client trips over bodies that it does not expect
+                raise HubError(self._refused(status, path)) from None
 
     @contextmanager
     def _asking(self, path: str = "") -> Iterator[None]:
@@ -236,15 +284,20 @@ class Dataset:
                 )
             )
         if isinstance(error, client.errors.EntryNotFoundError):
-            return SourceError(message("the repository has no such file or folder at this revision", **facts))
-        if status in _MAY_PASS or status >= 500:
-            return Passing(f"the server answers {status}", _asked_wait(error.response.headers, status))
-        advice = (
-            ["the token is not valid here: run `hf auth login`, or set HF_TOKEN"]
-            if status in (401, 403)
-            else []
-        )
-        return HubError(message(f"the hub refuses with {status}", *advice, **facts))
+            return SourceError(
+                message(
+                    "the repository has no such file or folder at this revision",
+                    "look at the repository's files in a browser; a mirror may lack some",
+                    **facts,
+                )
+            )
+        return HubError(self._refused(status, path))
+
+    def _refused(self, status: int, path: str) -> str:
+        advice = "look at the address of the hub and at the name of the dataset"
+        if status in (401, 403):
+            advice = "the token is not valid here: run `hf auth login`, or set HF_TOKEN"
+        return message(f"the hub refuses with {status}", advice, **self._facts(path))
 
     def _facts(self, path: str = "") -> dict[str, object]:
         facts: dict[str, object] = {
@@ -275,6 +328,8 @@ class Answer:
     """A file, or the rest of one, as the server sends it."""
 
     def __init__(self, response: Any) -> None:
+        # Our part is longer than the file that the server has.
+        self.nothing = response.status_code == _NOTHING_THERE
         self._chunks: Iterator[bytes] = response.iter_raw()
         headers = response.headers
         length = headers.get("Content-Length", "")
@@ -353,6 +408,12 @@ def _client() -> SimpleNamespace:
             parse_ratelimit_headers=utils.parse_ratelimit_headers,
         )
     except ValueError as error:
+        named = [name for name in os.environ if name.startswith("HF_") and "TOKEN" not in name]
         raise UsageError(
-            message("a variable HF_... has a value that the hub's client cannot use", reason=error)
+            message(
+                "a variable HF_... has a value that the hub's client cannot use",
+                "timeouts are whole seconds; HF_ENDPOINT is like https://huggingface.co",
+                reason=error,
+                variables=", ".join(f"{name}={os.environ[name]}" for name in sorted(named)),
+            )
         ) from error

@@ -148,7 +148,7 @@ class HubOrigin:
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or will."""
         if self._keep is None:
-            return self._private / fetch.part_name(source).replace(".part", catalog.PARQUET)
+            return (self._private / self._part_name(source)).with_suffix(catalog.PARQUET)
         return self._found.get(source.path, self._keep / source.path)
 
     def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
@@ -195,7 +195,7 @@ class HubOrigin:
         """Remove what a session that was cut off has left of sources that are done."""
         if self._keep is not None or not self._private.is_dir():
             return
-        needed = {name for order in orders for name in (order.file.name, fetch.part_name(order.source))}
+        needed = {name for order in orders for name in (order.file.name, self._part_name(order.source))}
         for entry in self._private.iterdir():
             if entry.name not in needed:
                 atomic.remove(entry)
@@ -229,6 +229,9 @@ class HubOrigin:
     def _has_room(self) -> bool:
         terms = self._terms
         return self._ahead < terms.prefetch and self._held < terms.prefetch + terms.workers
+
+    def _part_name(self, source: SourceShard) -> str:
+        return fetch.part_name(source, self._fetching.dataset.revision)
 
     def _parts(self) -> Path:
         return self._private if self._keep is None else self._keep / ".parts"

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fwconvert import atomic, catalog, records, source
-from fwconvert.config import SourceManifest, SourceShard, Totals
+from fwconvert.config import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub import Dataset, Patience, patiently
 
@@ -25,7 +25,7 @@ def pin(
                 message("a folder on this machine has no revision and no PATH inside", folder=origin)
             )
         return _pin_local(origin, tell, stop)
-    if origin.count("/") != 1 or origin.startswith((".", "/", "~")):
+    if origin.count("/") != 1 or not is_dataset(origin):
         raise UsageError(
             message(
                 "this is neither a folder here nor a dataset on the hub",
@@ -36,8 +36,8 @@ def pin(
     return _pin_hub(origin, path.strip("/"), revision or "main", Patience(_PATIENCE_SECONDS, stop, tell))
 
 
-def write(manifest: SourceManifest, path: Path) -> None:
-    """Write a manifest where nothing else is lost by it."""
+def check_output(path: Path) -> None:
+    """Raise UsageError if a manifest cannot be written there, or something else would be lost by it."""
     if path.exists():
         try:
             records.read(path, SourceManifest)
@@ -46,7 +46,14 @@ def write(manifest: SourceManifest, path: Path) -> None:
                 message("this file exists and is no source manifest", "choose another -o", file=path)
             ) from None
     if not path.absolute().parent.is_dir():
-        raise UsageError(message("there is no such folder", folder=path.absolute().parent))
+        raise UsageError(
+            message("there is no such folder", "make it, or choose another -o", folder=path.absolute().parent)
+        )
+
+
+def write(manifest: SourceManifest, path: Path) -> None:
+    """Write a manifest; it is named by its file."""
+    check_output(path)
     named = msgspec.structs.replace(manifest, name=path.stem)
     atomic.replace(path.absolute(), records.lines(records.fields(named)))
 
