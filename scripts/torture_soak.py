@@ -1,0 +1,105 @@
+"""A long run of many sources, watched: memory, open files and the driver's own CPU must not grow with them.
+
+python scripts/torture_soak.py --sources 5000
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torture_world import members_of
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+_EVERY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a process."""
+
+    done: int
+    bytes: int
+    files: int
+    cpu: float
+
+
+def main() -> int:
+    """Convert, watch, and print what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--sources", metavar="N", type=int, default=5000, help="default: 5000")
+    count = parser.parse_args().sources
+    with tempfile.TemporaryDirectory(prefix="fwconvert-soak-") as folder:
+        sources = _make(Path(folder) / "sources", count)
+        print(_table(_watch(sources, Path(folder) / "out"), count))
+    return 0
+
+
+def _make(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    random = np.random.Generator(np.random.PCG64(1))
+    for number in range(count):
+        texts = ["".join(map(chr, random.integers(97, 123, 400))) for _ in range(8)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{number:05}.parquet")
+    return folder
+
+
+def _watch(sources: Path, out: Path) -> dict[str, list[Sample]]:
+    words = ["--source", str(sources), "--out", str(out), "--tokenizer", "bytes", "--shard-tokens", "100000"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "fwconvert", *words, "--workers", "2", "--quiet"], start_new_session=True
+    )
+    seen: dict[str, list[Sample]] = {"driver": [], "worker": []}
+    while driver.poll() is None:
+        receipts = out / ".fwconvert/receipts"
+        done = sum(1 for _ in os.scandir(receipts)) if receipts.is_dir() else 0
+        for pid in members_of(driver.pid):
+            try:
+                if pid == driver.pid:
+                    seen["driver"].append(_look(pid, done))
+                elif b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    seen["worker"].append(_look(pid, done))
+            except (OSError, IndexError):  # It has just ended.
+                continue
+        time.sleep(_EVERY_SECONDS)
+    if driver.returncode:
+        raise SystemExit(f"the run ended with {driver.returncode}")
+    return seen
+
+
+def _look(pid: int, done: int) -> Sample:
+    proc = Path(f"/proc/{pid}")
+    stat = (proc / "stat").read_text().rpartition(")")[2].split()
+    size = int((proc / "statm").read_text().split()[1]) * _PAGE
+    return Sample(done, size, len([*(proc / "fd").iterdir()]), (int(stat[11]) + int(stat[12])) / _TICK)
+
+
+def _table(seen: dict[str, list[Sample]], count: int) -> str:
+    lines = [
+        "| process | MB at a tenth | MB at the end | MB per 1,000 sources | open files, first and last |"
+    ]
+    lines.append("|---|--:|--:|--:|--:|")
+    for name, samples in seen.items():
+        steady = [sample for sample in samples if count / 10 <= sample.done < count]
+        done = np.array([sample.done for sample in steady])
+        sizes = np.array([sample.bytes / 1e6 for sample in steady])
+        slope = np.polyfit(done / 1000, sizes, 1)[0]
+        files = f"{steady[0].files}, {steady[-1].files}"
+        lines.append(f"| {name} | {sizes[0]:.0f} | {sizes[-1]:.0f} | {slope:+.2f} | {files} |")
+    cpu = max(sample.cpu for sample in seen["driver"])
+    lines.append(
+        f"\nThe driver used {cpu / count * 1000:.2f} s of CPU for 1,000 sources ({cpu:.1f} s in all)."
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A sample of scripts/torture: it finds nothing wrong with us, and its controls show that it would."""
+
+import subprocess
+import sys
+
+import pytest
+from runner import REPOSITORY
+
+if sys.platform != "linux":
+    pytest.skip("it forks, mounts and reads /proc", allow_module_level=True)
+
+ROWS = [
+    "SIGKILL at a call",
+    "SIGKILL, and again while resuming",
+    "a call fails (ENOSPC, EIO, …)",
+    "power cut on ext4 at a call",
+    "power cut on xfs at a call",
+    "a disk too small",
+    "a source that ends its workers",
+    "two sessions at once",
+    "deaths at random, 4 sessions",
+    "strace kills the spawned program",
+    "SIGKILL by the clock, spawned workers",
+]
+CONTROLS = ["control: no fsync, power cut on ext4", "control: no fsync, power cut on xfs"]
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[str]]:
+    """Return the cells of each row: checks, faults, failed, seconds."""
+    ended = subprocess.run(
+        [sys.executable, REPOSITORY / "scripts/torture.py", "--quick", "--most", "2", "--lanes", "1"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line.strip("|").split("|") for line in ended.stdout.splitlines() if line.startswith("|")]
+    return {title.strip(): [cell.strip() for cell in cells] for title, *cells in rows}
+
+
+@pytest.mark.parametrize("row", [*ROWS, *CONTROLS])
+def test_a_sample_of_the_torture(row: str, table: dict[str, list[str]]) -> None:
+    checks, _, failed, _ = table[row]
+    if failed.startswith("skipped"):
+        pytest.skip(failed)
+    assert int(checks) > 0
+    assert failed == ("1, as it must" if row in CONTROLS else "0")
