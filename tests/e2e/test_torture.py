@@ -9,6 +9,8 @@ from runner import REPOSITORY
 if sys.platform != "linux":
     pytest.skip("it forks, mounts and reads /proc", allow_module_level=True)
 
+pytestmark = pytest.mark.xdist_group("torture")
+
 ROWS = [
     "SIGKILL at a call",
     "SIGKILL, and again while resuming",
