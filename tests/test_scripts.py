@@ -128,7 +128,7 @@ def test_the_tests_name_each_step_and_hand_their_arguments_to_pytest(clone: Path
         "== ruff check",
         "== ruff format --check",
         "== mypy",
-        "== pytest -n auto tests/test_pack.py -k a name",
+        "== pytest -n auto --dist loadgroup tests/test_pack.py -k a name",
     ]
     assert done.stdout.splitlines()[-3:] == ["tests/test_pack.py", "-k", "a name"]
 
