@@ -33,8 +33,12 @@ def convert(args: argparse.Namespace) -> int:
     from fwconvert import progress, run  # noqa: PLC0415
 
     recipe, options = _asked(args)
-    with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
-        result = run.convert(recipe, options, observer, stop.switch)
+    try:
+        with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
+            result = run.convert(recipe, options, observer, stop.switch)
+    except Stopped as error:  # before anything had begun
+        _note(f"fwconvert: {error}")
+        return 128 + stop.signal
     if not args.quiet:
         print(_outcome(result, recipe))
     if result.complete and args.version == "demo" and not args.quiet:

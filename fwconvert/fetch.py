@@ -57,7 +57,10 @@ class Fetching:
             if place.is_file() and self._is_right(file, place):
                 part.discard()
                 return  # Another process was fetching it, and has.
-            self._until_right(file, part)
+            try:
+                self._until_right(file, part)
+            finally:
+                part.discard_if_empty()
             part.publish(place)
 
     def _until_right(self, file: SourceShard, part: "_Part") -> None:
@@ -182,6 +185,11 @@ class _Part:
     def discard(self) -> None:
         """Remove the file."""
         atomic.remove(self._path)
+
+    def discard_if_empty(self) -> None:
+        """Remove the file if nothing has come."""
+        if not self.bytes:
+            self.discard()
 
     def publish(self, place: Path) -> None:
         """Give the file its name. It is proven again before it is used, so it need not be on the disk yet."""

@@ -18,6 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -65,8 +66,8 @@ class Patience:
     """
 
     def __init__(self, seconds: float, stop: threading.Event, tell: Callable[[str], None]) -> None:
+        self.stop = stop
         self._seconds = seconds
-        self._stop = stop
         self._tell = tell
         self.progress()
 
@@ -81,7 +82,8 @@ class Patience:
         """Wait before the next try, or raise HubError if nothing has come for too long."""
         self._failures += 1
         waited = time.monotonic() - self._since
-        if waited - self._asked > self._seconds or self._asked > _MOST_ASKED_SECONDS:
+        too_long = waited - self._asked > self._seconds and self._failures > 1
+        if too_long or self._asked > _MOST_ASKED_SECONDS:
             raise HubError(
                 message(
                     f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
@@ -94,7 +96,7 @@ class Patience:
         seconds = self._pause(trouble)
         if seconds >= 4:
             self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
-        if self._stop.wait(seconds):
+        if self.stop.wait(seconds):
             raise Stopped("stopped by the user")
 
     def _pause(self, trouble: Passing) -> float:
@@ -109,12 +111,29 @@ class Patience:
 
 
 def patiently(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
-    """Return what `ask` returns, in the end."""
+    """Return what `ask` returns, in the end. Raises Stopped as soon as the user wishes."""
     while True:
         try:
-            return ask()
+            return _stoppable(ask, patience.stop)
         except Passing as trouble:
             patience.endure(trouble, what)
+
+
+def _stoppable(ask: Callable[[], Found], stop: threading.Event) -> Found:
+    """Call `ask` in a thread that is left alone if it takes longer than the user wants to wait."""
+    answer: Future[Found] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="ask", daemon=True).start()
+    while not wait([answer], 0.1).done:
+        if stop.is_set():
+            raise Stopped("stopped by the user")
+    return answer.result()
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,7 @@ class Dataset:
         """Return what the hub answers, and the address of what follows, if anything does."""
         client = _client()
         with self._asking(path):
-            response = client.session().get(url, headers=client.build_hf_headers(), timeout=_CALL_SECONDS)
+            response = client.session().get(url, headers=_headers(), timeout=_CALL_SECONDS)
             self._look_at(response, path)
         try:
             return msgspec.json.decode(response.content, type=kind), response.links.get("next", {}).get(
@@ -194,7 +213,7 @@ class Dataset:
         """Ask for a file from byte `begin` on."""
         client = _client()
         url = self._file_address(path)
-        headers = {**client.build_hf_headers(), "Accept-Encoding": "identity"}
+        headers = {**_headers(), "Accept-Encoding": "identity"}
         if begin:
             headers["Range"] = f"bytes={begin}-"
         with self._asking(path):
@@ -371,6 +390,20 @@ def _offline(facts: dict[str, object]) -> str:
         "or fetch the files elsewhere and name their folder with --keep-source DIR or --source DIR",
         **facts,
     )
+
+
+def _headers() -> dict[str, str]:
+    try:
+        return dict(_client().build_hf_headers())
+    except OSError as error:
+        raise HubError(
+            message(
+                "the file with the hub's token cannot be read",
+                "look at HF_HOME, or set HF_TOKEN",
+                file=error.filename,
+                reason=error.strerror,
+            )
+        ) from None
 
 
 def _asked_wait(headers: Any, status: int) -> float | None:

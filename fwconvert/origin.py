@@ -6,6 +6,7 @@ the disk, it takes the file back.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,10 +16,12 @@ from typing import Protocol, Self
 
 from fwconvert import atomic, catalog, fetch
 from fwconvert.config import SourceManifest, SourceShard
-from fwconvert.errors import SourceError
+from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
 from fwconvert.hub import Dataset
 from fwconvert.orders import ConvertOrder, Failure, Unfetched
+
+_END = Stopped("all is fetched")
 
 # An order whose file is there, one whose file is not to be had, or None: nothing just now, ask again.
 Ready = Iterator[ConvertOrder | Unfetched | None]
@@ -137,9 +140,10 @@ class HubOrigin:
         with self._changed:
             self._stop.set()
             self._changed.notify_all()
+        deadline = time.monotonic() + 1.0
         for thread in self._threads:
             # One that waits for the network notices in time; until then it writes nothing.
-            thread.join(1.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
         with suppress(OSError):
             self._parts().rmdir()
         with suppress(OSError):
@@ -152,26 +156,41 @@ class HubOrigin:
         return self._found.get(source.path, self._keep / source.path)
 
     def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
-        """Yield each order when its file is there and proven. Raises HubError or OutputError."""
+        """Yield each order when its file is there and proven.
+
+        Raises OutputError at once, and HubError when all that was on its way has come.
+        """
         self._wanted = deque(orders)
         self._remove_others(orders)
         for number in range(min(self._terms.connections, self._terms.prefetch, len(orders))):
             thread = threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        remaining = len(orders)
-        while remaining:
-            with self._changed:
-                item = self._ready.popleft() if self._ready else None
-                if item is not None:
-                    remaining -= 1
-                    self._ahead -= 1
+        trouble: HubError | None = None
+        while (item := self._take()) is not _END:
+            if isinstance(item, HubError):
+                trouble = trouble or item
+                with self._changed:
+                    self._wanted.clear()
                     self._changed.notify_all()
-                if isinstance(item, Unfetched):
-                    self._held -= 1
-            if isinstance(item, BaseException):
+            elif isinstance(item, BaseException):
                 raise item
-            yield item
+            else:
+                yield item
+        if trouble is not None:
+            raise trouble
+
+    def _take(self) -> ConvertOrder | Unfetched | BaseException | None:
+        """Return what is ready, None if nothing is, or _END if nothing more will be."""
+        with self._changed:
+            if not self._ready:
+                return None if self._wanted or self._ahead else _END
+            item = self._ready.popleft()
+            self._ahead -= 1
+            if not isinstance(item, ConvertOrder):
+                self._held -= 1
+            self._changed.notify_all()
+            return item
 
     def release(self, source: SourceShard) -> None:
         """Remove the file, unless it is to be kept."""

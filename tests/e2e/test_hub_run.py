@@ -1,0 +1,415 @@
+"""Fetch and convert, from a hub that fails in every way: the bytes are those of files that lay on the disk.
+
+One miniature of FineWeb-Edu, ten files of it, and one conversion of them from
+disk: every run here must end with the same output, and most of them with a log
+of the hub that shows that no byte was fetched twice.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Self
+
+import hub_runs
+import pytest
+import runner
+from hub_runs import Miniature, assert_whole, bodies, conversion, ranges, receipts, run, running, sources
+from hub_server import HubServer
+from runner import PRIVATE, assert_tidy_end
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
+
+CANARY = "hf_CanaryThatMustNeverBeSungAnywhere"
+MISSING = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    return hub_runs.miniature(tmp_path_factory.mktemp("miniature"))
+
+
+@pytest.fixture
+def hub(mini: Miniature) -> Iterator[HubServer]:
+    with HubServer(mini.repository) as hub:
+        yield hub
+
+
+@pytest.fixture
+def nowhere(mini: Miniature) -> str:
+    """The address of a hub that is gone."""
+    with HubServer(mini.repository) as hub:
+        return hub.endpoint
+
+
+def test_the_manifest_of_the_miniature_is_that_of_its_folder(mini: Miniature) -> None:
+    assert mini.names == [f"{number:03d}_00000.parquet" for number in range(hub_runs.FILES)]
+    for file in mini.manifest.files:
+        content = (mini.repository / file.path).read_bytes()
+        assert 100_000 < len(content) == file.bytes < 500_000
+        assert hashlib.sha256(content).hexdigest() == file.sha256
+
+
+def test_through_all_faults_the_bytes_are_those_of_a_conversion_from_disk(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    names = mini.names
+    hub.fault("reset", path=names[0], after=50_000)
+    hub.fault("close", path=names[1], after=60_000)
+    hub.fault("status", path=names[2], status=503)
+    hub.fault("status", path=names[3], on="hub", status=429, headers={"Retry-After": "1"})
+    hub.fault("corrupt", path=names[4], after=1_000)
+    hub.fault("reset", path=names[5], after=70_000)
+    hub.fault("ignore_range", path=names[5])
+    hub.fault("stall", path=names[6], after=80_000)
+    hub.fault("refuse", path=names[7], on="hub")
+    hub.fault("short", path=names[8], missing=1_000)
+    hub.fault("hang", path=names[9])
+    ended = run(conversion(mini.pinned, tmp_path), hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert_tidy_end(ended, 0)
+    assert hub.faults_left == 0
+    assert_whole(mini, tmp_path)
+    assert ranges(hub.log, names[0]) == [None, "bytes=50000-"]
+    assert ranges(hub.log, names[1]) == [None, "bytes=60000-"]
+    assert ranges(hub.log, names[4]) == [None, None]
+    assert ranges(hub.log, names[5]) == [None, "bytes=70000-"]
+    assert ranges(hub.log, names[6]) == [None, "bytes=80000-"]
+
+
+class SourceWatch(threading.Thread):
+    """Looks all the time at the fetched files of a run, and keeps the most files and the most bytes."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self._out = out
+        self._end = threading.Event()
+        self.files = self.bytes = 0
+
+    def run(self) -> None:
+        while not self._end.wait(0.0005):
+            found = sources(self._out)
+            self.files = max(self.files, len(found))
+            self.bytes = max(self.bytes, sum(found.values()))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self.join()
+
+
+def test_few_sources_are_on_the_disk_at_a_time_and_the_log_says_what_limits_the_run(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    flags = ("--prefetch", "2", "--workers", "1", "--max-fetches", "2")
+    with HubServer(mini.repository, rate=1_000_000) as hub, SourceWatch(tmp_path) as watch:
+        ended = run(conversion(mini.pinned, tmp_path, *flags), hub.endpoint)
+    assert_tidy_end(ended, 0)
+    assert_whole(mini, tmp_path)
+    assert 2 <= watch.files <= 3
+    assert 0 < watch.bytes <= 3 * max(file.bytes for file in mini.manifest.files)
+    lines = [line for line in ended.stderr.splitlines() if " jobs " in line and "convert " in line]
+    assert lines
+    assert all("fetching " in line and "limit: " in line for line in lines)
+
+
+def test_the_first_file_is_converted_before_the_last_is_asked_for(mini: Miniature, tmp_path: Path) -> None:
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "100", "--max-fetches", "1")
+    with HubServer(mini.repository, rate=300_000) as hub, running(words, hub.endpoint) as process:
+        hub_runs.wait_for(lambda: receipts(tmp_path), process)
+        log = hub.log
+        assert process.poll() is None
+        assert bodies(log, mini.names[0])
+        assert not any(mini.names[-1] in seen.path for seen in log)
+
+
+def converting(out: Path) -> list[Path]:
+    """Return the files that a worker has under construction."""
+    return [*out.glob(f"{PRIVATE}/temporary/*.parquet-*")]
+
+
+def suspend_in_a_conversion(process: "Popen[str]", out: Path) -> None:
+    """Stop the worker while it has a file under construction."""
+    while True:
+        hub_runs.wait_for(lambda: converting(out), process)
+        (worker,) = runner.workers(process)
+        worker.suspend()
+        if converting(out):
+            return
+        worker.resume()
+
+
+def test_a_kill_in_a_fetch_and_a_conversion_costs_not_a_byte(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    stalled = mini.names[3]
+    hub.fault("stall", path=stalled, after=100_000)
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "4", "--max-fetches", "2")
+    with running(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="60") as process:
+        suspend_in_a_conversion(process, tmp_path)
+        # One is converted and four are ahead: nothing is on its way but the one that stalls.
+        part = f"{mini.sha256(stalled)}.part"
+        hub_runs.wait_for(
+            lambda: (
+                [(name, size) for name, size in sources(tmp_path).items() if not name.endswith(".parquet")]
+                == [(part, 100_000)]
+                and len(sources(tmp_path)) == 5
+            ),
+            process,
+        )
+        assert converting(tmp_path)
+        (worker,) = runner.workers(process)
+        process.kill()
+        process.wait()
+        worker.resume()
+        assert hub_runs.outliving(process) == []
+    before = len(hub.log)
+    assert_tidy_end(run(words, hub.endpoint), 0)
+    assert_whole(mini, tmp_path)
+    assert sum(seen.bytes for seen in bodies(hub.log)) == mini.manifest.bytes
+    assert ranges(hub.log[before:], stalled) == ["bytes=100000-"]
+
+
+def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    fetches = 8
+    hub.fault("stall", times=fetches, after=1_000)
+    words = conversion(mini.pinned, tmp_path, "--prefetch", str(fetches), "--max-fetches", str(fetches))
+    with running(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="60") as process:
+        hub_runs.wait_for(lambda: [*sources(tmp_path).values()] == [1_000] * fetches, process)
+        seconds = hub_runs.seconds_to_stop(process)
+        assert_tidy_end(runner.finish(process), 130)
+        assert hub_runs.outliving(process) == []
+    before = len(hub.log)
+    assert_tidy_end(run(words, hub.endpoint), 0)
+    assert_whole(mini, tmp_path)
+    for name in mini.names[:fetches]:
+        assert ranges(hub.log[before:], name) == ["bytes=1000-"]
+    assert seconds < 5
+
+
+def test_kept_sources_are_used_without_a_network_and_fetched_again_if_damaged(
+    mini: Miniature, nowhere: str, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "notes.txt").write_text("mine")
+    keep = ("--keep-source", str(kept))
+    with HubServer(mini.repository) as hub:
+        assert_tidy_end(run(conversion(mini.pinned, tmp_path / "first", *keep), hub.endpoint), 0)
+    assert_kept(mini, kept)
+    assert_whole(mini, tmp_path / "first")
+
+    offline = run(conversion(mini.pinned, tmp_path / "offline", *keep), nowhere, HF_HUB_OFFLINE="1")
+    assert_tidy_end(offline, 0)
+    assert_whole(mini, tmp_path / "offline")
+
+    flipped, cut, removed = (kept / hub_runs.FOLDER / name for name in mini.names[2:5])
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    os.truncate(cut, cut.stat().st_size - 1)
+    removed.unlink()
+    with HubServer(mini.repository) as hub:
+        assert_tidy_end(run(conversion(mini.pinned, tmp_path / "mended", *keep), hub.endpoint), 0)
+        fetched = sum(seen.bytes for seen in bodies(hub.log))
+    assert fetched == sum(path.stat().st_size for path in (flipped, cut, removed))
+    assert_kept(mini, kept)
+    assert_whole(mini, tmp_path / "mended")
+
+
+def assert_kept(mini: Miniature, kept: Path) -> None:
+    found = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert found == {"notes.txt", *(file.path for file in mini.manifest.files)}
+    for file in mini.manifest.files:
+        assert hashlib.sha256((kept / file.path).read_bytes()).hexdigest() == file.sha256
+    assert not (kept / ".parts").exists()
+
+
+def test_without_a_network_and_without_the_sources_it_is_said_what_to_do(
+    mini: Miniature, nowhere: str, tmp_path: Path
+) -> None:
+    ended = run(conversion(mini.pinned, tmp_path), nowhere, HF_HUB_OFFLINE="1")
+    assert_tidy_end(ended, 1)
+    assert "HF_HUB_OFFLINE" in ended.stderr
+    assert "--keep-source" in ended.stderr
+    assert nowhere in ended.stderr
+
+
+def test_corrupt_and_missing_files_are_quarantined_alone_and_fetched_when_the_hub_is_mended(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    corrupt, missing = mini.names[2], mini.names[6]
+    hub.fault("corrupt", path=corrupt, after=1_000, times=None)
+    hub.fault("status", path=missing, on="hub", status=404, headers=MISSING, times=None)
+    ended = run(conversion(mini.pinned, tmp_path), hub.endpoint)
+    assert_tidy_end(ended, 1)
+    assert hub_runs.quarantined(tmp_path) == [corrupt, missing]
+    assert receipts(tmp_path) == [name for name in mini.names if name not in (corrupt, missing)]
+    assert "corrupt bytes" in reason(ended.stderr, corrupt)
+    assert "no such file" in reason(ended.stderr, missing)
+    assert sources(tmp_path) == {}
+    assert len(bodies(hub.log, corrupt)) == 2
+    with HubServer(mini.repository) as mended:
+        assert_tidy_end(run(conversion(mini.pinned, tmp_path), mended.endpoint), 0)
+        assert len(bodies(mended.log)) == 2
+    assert_whole(mini, tmp_path)
+
+
+def reason(said: str, name: str) -> str:
+    """Return the last word about a source that failed."""
+    (text,) = [text for text in said.split("fwconvert: ")[1:] if text.startswith(f"{hub_runs.FOLDER}/{name}")]
+    return text
+
+
+def test_a_network_that_goes_costs_nothing_that_has_come(mini: Miniature, tmp_path: Path) -> None:
+    words = conversion(mini.pinned, tmp_path, "--patience", "2", "--prefetch", "6", "--max-fetches", "2")
+    with HubServer(mini.repository, rate=400_000) as hub, running(words, hub.endpoint) as process:
+        hub_runs.wait_for(lambda: runner.workers(process), process)
+        (worker,) = runner.workers(process)
+        worker.suspend()
+        hub_runs.wait_for(lambda: len(whole(tmp_path)) >= 3, process)
+        come = whole(tmp_path)
+        hub.stop()
+        assert len(come) < hub_runs.FILES
+        worker.resume()
+        ended = runner.finish(process)
+        first = hub.log
+    assert_tidy_end(ended, 1)
+    assert "nothing has come from the hub" in ended.stderr
+    assert "run the same command again" in ended.stderr
+    done = {f"{mini.sha256(name)}.parquet" for name in receipts(tmp_path)}
+    assert come <= done
+    assert whole(tmp_path) == set()
+    assert hub_runs.quarantined(tmp_path) == []
+    parts = sources(tmp_path)
+    with HubServer(mini.repository) as back:
+        assert_tidy_end(run(words, back.endpoint), 0)
+        for name in mini.names:
+            size = parts.get(f"{mini.sha256(name)}.part")
+            if size:
+                assert ranges(back.log, name) == [f"bytes={size}-"]
+        # What the first hub had sent and its end threw away, at most: two chunks on each of two connections.
+        assert sum(seen.bytes for seen in bodies([*first, *back.log])) <= mini.manifest.bytes + 80_000
+    assert_whole(mini, tmp_path)
+
+
+def test_what_comes_while_another_file_is_out_of_reach_is_converted(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    """The worker is busy when the hub refuses one file, and others come after that."""
+    hub.fault("status", path=mini.names[2], status=403, times=None)
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "6", "--max-fetches", "2")
+    with running(words, hub.endpoint) as process:
+        hub_runs.wait_for(lambda: runner.workers(process), process)
+        (worker,) = runner.workers(process)
+        worker.suspend()
+        # One is in the worker's hands, and six are ahead: the refused one and five others.
+        hub_runs.wait_for(lambda: len(whole(tmp_path)) == 6, process)
+        come = whole(tmp_path)
+        worker.resume()
+        ended = runner.finish(process)
+    assert_tidy_end(ended, 1)
+    assert "refuses with 403" in ended.stderr
+    assert come <= {f"{mini.sha256(name)}.parquet" for name in receipts(tmp_path)}
+    assert whole(tmp_path) == set()
+
+
+def whole(out: Path) -> set[str]:
+    """Return the files that are fetched and not converted yet."""
+    return {name for name in sources(out) if name.endswith(".parquet")}
+
+
+def unlisted(mini: Miniature, path: Path) -> Path:
+    """Write a manifest that leaves the list of its files to the hub, as those of the largest versions do."""
+    fields = json.loads(mini.pinned.read_text())
+    path.write_text(json.dumps({**fields, "files": []}))
+    return path
+
+
+def test_a_manifest_without_files_is_listed_once_and_for_all(
+    mini: Miniature, nowhere: str, tmp_path: Path
+) -> None:
+    words = conversion(unlisted(mini, tmp_path / "unlisted.json"), tmp_path / "out")
+    with HubServer(mini.repository, page_size=3) as hub:
+        hub.fault("status", on="hub", path="/tree/")
+        hub.fault("status", path=mini.names[6], on="hub", status=404, headers=MISSING, times=None)
+        assert_tidy_end(run(words, hub.endpoint), 1)
+        assert any("/tree/" in seen.path for seen in hub.log)
+    with HubServer(mini.repository) as mended:
+        assert_tidy_end(run(words, mended.endpoint), 0)
+        assert {seen.path for seen in mended.log if "/api/" in seen.path} == set()
+        assert len(bodies(mended.log)) == 1
+    assert_whole(mini, tmp_path / "out")
+    assert_tidy_end(run(words, nowhere), 0)
+
+
+def test_ctrl_c_while_the_hub_does_not_answer_what_there_is_stops_soon(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    words = conversion(unlisted(mini, tmp_path / "unlisted.json"), tmp_path / "out")
+    hub.fault("hang", on="hub", path="/tree/", times=None)
+    with running(words, hub.endpoint) as process:
+        hub_runs.wait_for(lambda: hub.log, process)
+        seconds = hub_runs.seconds_to_stop(process)
+        assert_tidy_end(runner.finish(process), 130)
+    assert seconds < 5
+
+
+def test_the_token_and_signatures_are_nowhere_but_at_the_hub(mini: Miniature, tmp_path: Path) -> None:
+    """Whatever goes wrong is written down in records and messages: so all goes wrong here that can."""
+    repository = Path(shutil.copytree(mini.repository, tmp_path / "repository"))
+    out, said = tmp_path / "out", []
+    words = conversion(mini.pinned, out)
+    with HubServer(repository, token=CANARY) as hub:
+        hub.fault("status", path=mini.names[0], status=503, headers={"Retry-After": "1"})
+        hub.fault("corrupt", path=mini.names[1], times=None)
+        hub.fault("reset", path=mini.names[2], after=10)
+        said.append(run(words, hub.endpoint, HF_TOKEN=CANARY))
+        said.append(run(words, hub.endpoint, HF_TOKEN=f"{CANARY}2"))
+        hub.fault("hang", times=None)
+        settings = {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "FWCONVERT_DEBUG": "1"}
+        said.append(run([*words, "--patience", "1"], hub.endpoint, HF_TOKEN=CANARY, **settings))
+        log = hub.log
+    assert [ended.returncode for ended in said] == [1, 1, 1], said
+    assert {seen.authorization for seen in log if seen.server == "cdn"} == {None}
+    assert f"Bearer {CANARY}" in {seen.authorization for seen in log}
+    texts = [text.encode() for ended in said for text in (ended.stdout, ended.stderr)]
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for secret in (CANARY.encode(), b"X-Amz-Signature"):
+        assert not any(secret in text for text in texts)
+        assert [path for path in files if secret in path.read_bytes()] == []
+
+
+def test_a_plan_needs_no_network_and_says_what_is_fetched_and_how_much_is_there_at_a_time(
+    mini: Miniature, nowhere: str, tmp_path: Path
+) -> None:
+    flags = ("--prefetch", "2", "--workers", "1")
+    ended = run(["plan", *conversion(mini.pinned, tmp_path / "out", *flags)], nowhere)
+    assert_tidy_end(ended, 0)
+    sizes = sorted((file.bytes for file in mini.manifest.files), reverse=True)
+    assert (
+        f"{sum(sizes):,} bytes, of which at most {sum(sizes[:3]):,} are on the disk at a time" in ended.stdout
+    )
+    keep = ("--keep-source", str(tmp_path / "kept"))
+    kept = run(["plan", *conversion(mini.pinned, tmp_path / "out", *keep)], nowhere)
+    assert f"{sum(sizes):,} bytes, all of them on the disk in the end" in kept.stdout
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_plan_of_a_shipped_version_has_its_published_numbers(nowhere: str) -> None:
+    ended = run(["plan", "--version", "100B"], nowhere)
+    assert_tidy_end(ended, 0)
+    rows = dict(line.strip().split("  ", 1) for line in ended.stdout.splitlines() if "  " in line.strip())
+    assert rows["files"].strip() == "140"
+    assert rows["bytes"].strip() == "286,394,522,604"
+    assert rows["token shards"].strip().startswith("about 1,002 ")
+    assert "286,394,522,604 bytes, of which at most " in rows["to fetch"]
