@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import blocks, cli, engine, verify
+# Some are there to be loaded before anything is forked.
+from fwconvert import blocks, cli, engine, progress, run, verify, worker  # noqa: F401
 from fwconvert.errors import FwconvertError
 
 _PATIENCE_SECONDS = 60.0
