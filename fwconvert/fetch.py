@@ -18,7 +18,9 @@ from typing import BinaryIO
 from fwconvert import atomic, names
 from fwconvert.config import SourceShard
 from fwconvert.errors import SourceError, Stopped, message
-from fwconvert.hub import Dataset, Passing, Patience, endpoint
+from fwconvert.hub import Dataset
+from fwconvert.hub_client import endpoint
+from fwconvert.patience import Passing, Patience
 
 if sys.platform != "win32":
     import fcntl
@@ -59,8 +61,9 @@ class Fetching:
                 return  # Another process was fetching it, and has.
             try:
                 self._until_right(file, part)
-            finally:
+            except BaseException:
                 part.discard_if_empty()
+                raise
             part.publish(place)
 
     def _until_right(self, file: SourceShard, part: "_Part") -> None:

@@ -9,7 +9,8 @@ import msgspec
 from fwconvert import atomic, catalog, records, source
 from fwconvert.config import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.hub import Dataset, Patience, patiently
+from fwconvert.hub import Dataset
+from fwconvert.patience import Patience, patiently
 
 # A person is waiting, so less than a run has.
 _PATIENCE_SECONDS = 60.0

@@ -26,8 +26,9 @@ from fwconvert.config import Options, Recipe, SourceShard
 from fwconvert.engine import Limits, LocalEngine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
-from fwconvert.hub import Dataset, Patience, patiently
+from fwconvert.hub import Dataset
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
+from fwconvert.patience import Patience, patiently
 from fwconvert.receipt import Quarantined, Receipt
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan

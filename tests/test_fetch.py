@@ -39,11 +39,12 @@ QUICK = {"HF_HUB_DOWNLOAD_TIMEOUT": "2"}
 FETCHER = """
 import json, sys, threading, time
 from pathlib import Path
-from fwconvert import fetch, hub
+from fwconvert import fetch, hub, patience
 from fwconvert.config import SourceShard
 
 def carry_out(order):
-    hub._LONGEST_BACKOFF, hub._LONGEST_ASKED_WAIT = order["longest_backoff"], order["longest_asked_wait"]
+    patience._LONGEST_BACKOFF = order["longest_backoff"]
+    patience._LONGEST_ASKED_WAIT = order["longest_asked_wait"]
     stop, told, came = threading.Event(), [], [0]
 
     def count(size):

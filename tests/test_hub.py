@@ -44,22 +44,22 @@ QUICK = {"HF_HUB_DOWNLOAD_TIMEOUT": "2"}
 ASKER = """
 import json, sys, threading
 from pathlib import Path
-from fwconvert import fetch, hub
+from fwconvert import fetch, hub, patience
 from fwconvert.config import SourceShard
 
-hub._LONGEST_BACKOFF = 0.05
+patience._LONGEST_BACKOFF = 0.05
 how, *questions = json.loads(sys.argv[1])
 hub._CALL_SECONDS = how["call_seconds"]
-hub._LONGEST_ASKED_WAIT = how["longest_asked_wait"]
+patience._LONGEST_ASKED_WAIT = how["longest_asked_wait"]
 stop, told = threading.Event(), []
 
 def answer(kind, repo, revision, *more):
     dataset = hub.Dataset(repo, revision)
     if kind == "commit":
-        return hub.patiently(dataset.commit, repo, hub.Patience(how["patience"], stop, told.append))
+        return patience.patiently(dataset.commit, repo, patience.Patience(how["patience"], stop, told.append))
     if kind == "files":
         ask = lambda: dataset.files(*more)
-        found = hub.patiently(ask, repo, hub.Patience(how["patience"], stop, told.append))
+        found = patience.patiently(ask, repo, patience.Patience(how["patience"], stop, told.append))
         return [[file.path, file.bytes, file.sha256] for file in found]
     file, folder = more
     fetching = fetch.Fetching(dataset, how["patience"], stop, lambda size: None, told.append)
@@ -430,12 +430,12 @@ def free_endpoint() -> str:
 PATIENCE = """
 import json, random, types
 from email.utils import formatdate
-from fwconvert import hub
+from fwconvert import hub, hub_client, patience
 from fwconvert.errors import HubError, Stopped
 
 now = [1_000_000_000.0]
-hub.time = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
-hub.random = random.Random(1)
+hub.time = patience.time = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+patience.random = random.Random(1)
 
 class Stop:
     # Time passes while somebody waits for it, and no other time does.
@@ -449,13 +449,13 @@ class Stop:
 
 def tried(seconds, *waits, progress=(), stop_at=None):
     stop, told = Stop(stop_at), []
-    patience = hub.Patience(seconds, stop, told.append)
+    patient = patience.Patience(seconds, stop, told.append)
     end = ""
     for number, wait in enumerate(waits):
         if number in progress:
-            patience.progress()
+            patient.progress()
         try:
-            patience.endure(hub.Passing(f"trouble {number}", wait), "the file")
+            patient.endure(patience.Passing(f"trouble {number}", wait), "the file")
         except (HubError, Stopped) as caught:
             end = f"{type(caught).__name__}: {caught}"
             break
@@ -463,7 +463,7 @@ def tried(seconds, *waits, progress=(), stop_at=None):
 
 def asked(status, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return hub._asked_wait(hub._client().httpx.Headers(named), status)
+    return hub._asked_wait(hub_client.client().httpx.Headers(named), status)
 
 def date(seconds):
     return formatdate(now[0] + seconds, usegmt=True)

@@ -30,8 +30,8 @@ ROWS = (
     ("fast", "origin", "pin", "saved_plan", "session", "survey", "tails"),
     ("encoders", "fetch", "folder", "join", "orders", "request", "shard", "source", "tokenizer"),
     ("catalog", "demo", "hub", "names", "pack", "plan", "vocabulary"),
-    ("config", "receipt"),
-    ("atomic", "process", "records"),
+    ("config", "patience", "receipt"),
+    ("atomic", "hub_client", "process", "records"),
     ("ahead", "blocks", "columns", "doubtful", "errors"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}

@@ -1,0 +1,109 @@
+"""Patience with a network: what may pass is tried again, longer and longer, as long as there is hope.
+
+Progress, however small, resets the patience. What a server asks us to wait is
+not held against it. All waits end at once when the user wishes to stop.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from fwconvert.errors import HubError, Stopped, message
+from fwconvert.hub_client import endpoint
+
+Found = TypeVar("Found")
+
+_LONGEST_BACKOFF = 60.0
+# The hub counts requests over five minutes, so it never has reason to ask for more.
+_LONGEST_ASKED_WAIT = 300.0
+_MOST_ASKED_SECONDS = 20 * _LONGEST_ASKED_WAIT
+_SHORTEST_WAIT = 0.5
+
+
+class Passing(Exception):  # Not an error yet: it is endured or becomes a HubError
+    """Trouble that may pass. `wait`: for how many seconds the server asked us to stay away."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class Patience:
+    """Goes on trying as long as something comes, and for a while if nothing does.
+
+    One for each thing that is wanted. `tell` is given a line when the wait is
+    long enough for a person to wonder.
+    """
+
+    def __init__(self, seconds: float, stop: threading.Event, tell: Callable[[str], None]) -> None:
+        self.stop = stop
+        self._seconds = seconds
+        self._tell = tell
+        self.progress()
+
+    def progress(self) -> None:
+        """Something came."""
+        self._failures = 0
+        # For how many seconds servers asked us to stay away; that is not held against them.
+        self._asked = 0.0
+        self._since = time.monotonic()
+
+    def endure(self, trouble: Passing, what: str) -> None:
+        """Wait before the next try, or raise HubError if nothing has come for too long."""
+        self._failures += 1
+        waited = time.monotonic() - self._since
+        too_long = waited - self._asked > self._seconds and self._failures > 1
+        if too_long or self._asked > _MOST_ASKED_SECONDS:
+            raise HubError(
+                message(
+                    f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
+                    "look at the network, then run the same command again: it goes on where it stopped",
+                    wanted=what,
+                    endpoint=endpoint(),
+                    last_trouble=trouble,
+                )
+            )
+        seconds = self._pause(trouble)
+        if seconds >= 4:
+            self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
+        if self.stop.wait(seconds):
+            raise Stopped("stopped by the user")
+
+    def _pause(self, trouble: Passing) -> float:
+        if trouble.wait is not None:
+            seconds = min(max(trouble.wait, _SHORTEST_WAIT), _LONGEST_ASKED_WAIT)
+            self._asked += seconds
+            return seconds
+        # Less than full, at random: a cluster that was cut off together must not come back together.
+        longest = min(_LONGEST_BACKOFF, 2.0 ** (self._failures - 1))
+        share = random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+        return share * min(longest, max(1.0, self._seconds / 4))
+
+
+def patiently(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
+    """Return what `ask` returns, in the end. Raises Stopped as soon as the user wishes."""
+    while True:
+        try:
+            return _stoppable(ask, patience.stop)
+        except Passing as trouble:
+            patience.endure(trouble, what)
+
+
+def _stoppable(ask: Callable[[], Found], stop: threading.Event) -> Found:
+    """Call `ask` in a thread that is left alone if it takes longer than the user wants to wait."""
+    answer: Future[Found] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="ask", daemon=True).start()
+    while not wait([answer], 0.1).done:
+        if stop.is_set():
+            raise Stopped("stopped by the user")
+    return answer.result()
