@@ -154,7 +154,12 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         help="where to make a temporary folder (default: the system's place)",
     )
-    add("--tokenizer", metavar="NAME", default="gpt2", choices=("gpt2", "r50k_base", "cl100k_base"))
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        default="gpt2",
+        choices=("gpt2", "r50k_base", "cl100k_base", "o200k_base"),
+    )
     add("--encoder", default="auto", choices=("auto", "fast", "reference"), help="what fwconvert uses")
     add("--rounds", metavar="N", type=_from_one, help="default 3; with --quick 1")
     add("--peers", action="store_true", help="measure datatrove too, if it is installed (slow; once)")

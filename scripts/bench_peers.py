@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tiktoken
-from bench_ways import Counts, counts, texts
+from bench_ways import Counts, counts, rank_table, texts
 from numpy.typing import NDArray
 
 from fwconvert import shard, vocabulary
@@ -100,7 +100,7 @@ def _load(tokenizer: str) -> None:
     _encoding = tiktoken.Encoding(
         chosen.name,
         pat_str=chosen.pattern,
-        mergeable_ranks=parse_ranks(vocabulary.read_table(chosen, Path())),
+        mergeable_ranks=parse_ranks(rank_table(chosen)),
         special_tokens={EOT_TEXT: chosen.eot},
     )
 
@@ -167,7 +167,7 @@ def describe(tokenizer: str, json_file: str) -> None:
     EOT has its id, but is no added token: a text that spells it out is text.
     """
     chosen = vocabulary.find(tokenizer)
-    ranks = parse_ranks(vocabulary.read_table(chosen, Path()))
+    ranks = parse_ranks(rank_table(chosen))
     letters = _byte_letters()
     spell = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}
     merges = [[spell[part] for part in _last_merge(piece, ranks)] for piece in ranks if len(piece) > 1]

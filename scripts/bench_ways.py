@@ -58,6 +58,13 @@ def _encode_file(path: str, name: str) -> Counts:
     return sum((counts(text, encode(text)) for text in texts(Path(path))), Counter())
 
 
+def rank_table(chosen: vocabulary.Vocabulary) -> bytes:
+    """Return a rank table: the package's, or the one that tiktoken has (see TIKTOKEN_CACHE_DIR)."""
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary.provide(chosen, Path(folder))
+        return vocabulary.read_table(chosen, Path(folder))
+
+
 @lru_cache(maxsize=1)
 def fast_encoder(name: str) -> Encode:
     """Return a function that encodes texts and tells how many tokens they have.
@@ -71,7 +78,7 @@ def fast_encoder(name: str) -> Encode:
         return lambda text: len(slow.encode(text.drop_null()).tokens)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.tiktoken"
-        path.write_bytes(vocabulary.read_table(chosen, Path()))
+        path.write_bytes(rank_table(chosen))
         kind = encoders.PRETOKENIZERS[chosen.table]
         make = import_module("gigatoken").Tokenizer.from_tiktoken
         engine = make(path, pretokenizer=kind, special_tokens={})
