@@ -110,6 +110,9 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        for slot in self._slots:  # All end at the same time.
+            if slot.executor is not None:
+                slot.executor.shutdown(wait=False, cancel_futures=True)
         for slot in self._slots:
             _retire(slot)
             with suppress(OSError):
