@@ -112,6 +112,14 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
+def refuse_link(path: Path) -> None:
+    """Raise OutputError if a folder of ours is a link: what is removed there would be somebody else's."""
+    if path.is_symlink():
+        raise OutputError(
+            message("a folder inside the output is a link", "remove the link, then run again", folder=path)
+        )
+
+
 def sync_folder(path: Path) -> None:
     """Bring the names in a folder to the disk (a no-op on Windows, which has no such call)."""
     if os.name == "nt":
@@ -132,6 +140,7 @@ def remove(path: Path) -> None:
 
 def sweep(folder: Path, prefix: str = "") -> int:
     """Remove the files in `folder` whose names begin with `prefix`; return how many."""
+    refuse_link(folder)
     if not folder.is_dir():
         return 0
     stale = [path for path in folder.iterdir() if path.name.startswith(prefix) and not path.is_dir()]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fwconvert import commands
 from fwconvert.config import parse_count
-from fwconvert.errors import FwconvertError, UsageError, message
+from fwconvert.errors import FwconvertError, UsageError, message, printable
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: object, code: int) -> int:
-    print(f"fwconvert: {error}", file=sys.stderr)
+    print(printable(f"fwconvert: {error}"), file=sys.stderr)
     return code
 
 

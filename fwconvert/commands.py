@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records
 from fwconvert.config import Options, Recipe
-from fwconvert.errors import Stopped, UsageError, message
+from fwconvert.errors import Stopped, UsageError, message, printable
 from fwconvert.records import Part
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def convert(args: argparse.Namespace) -> int:
     if result.complete and args.version == "demo" and not args.quiet:
         print(_what_next(result))
     for failed in result.failed:
-        print(f"fwconvert: {failed.path} failed: {failed.reason}", file=sys.stderr)
+        print(printable(f"fwconvert: {failed.path} failed: {failed.reason}"), file=sys.stderr)
     if result.stopped:
         return 128 + stop.signal
     return 0 if result.complete else 1
@@ -253,7 +253,7 @@ def _what_next(result: "Result") -> str:
     manifest = run_manifest.read(RunFolder(result.out))
     line = next(line for line in manifest.shards if line.split == "train")
     _, found = show.documents(result.out, line.name, 1)
-    first = _printable(found[0].text.strip().splitlines()[0])
+    first = printable(found[0].text.strip().splitlines()[0])
     out = _short(result.out)
     return "\n".join(
         [
@@ -315,11 +315,12 @@ def _status_text(found: "Status") -> str:
     if found.null_rows or found.empty_rows:
         rows["skipped"] = f"{found.null_rows:,} null rows, {found.empty_rows:,} empty rows"
     failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
+    failures = [printable(line) for line in failures]
     return "\n".join([message(f"{found.folder}: {state}", **rows), *failures])
 
 
 def _verify_text(report: "Report", out: Path) -> str:
-    problems = [f"  {problem.file}: {problem.what}" for problem in report.problems]
+    problems = [printable(f"  {problem.file}: {problem.what}") for problem in report.problems]
     verdict = "all is right" if report.ok else f"{len(problems):,} problems"
     rows = {"files": f"{report.files:,}", "bytes": f"{report.bytes:,}", "tokens": f"{report.tokens:,}"}
     rows["documents"] = f"{report.documents:,}"
@@ -333,9 +334,4 @@ def _document_text(document: "Document") -> str:
         cut = "" if document.whole else " (it may go on in another shard)"
         where = f"row {document.row:,} of {document.source}"
         title = f"--- document {document.number}: {where}, {document.tokens:,} tokens{cut}"
-    return f"\n{title}\n{_printable(document.text)}"
-
-
-def _printable(text: str) -> str:
-    """Return text from the web in a form that cannot command a terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return f"\n{title}\n{printable(document.text)}"

@@ -25,6 +25,7 @@ EncoderChoice = Literal["auto", "fast", "reference"]
 Encoder = Literal["fast", "reference"]
 
 SHARD_TOKENS = 100_000_000
+_MOST_FILES = 10_000_000
 
 # The header of a token shard, and an entry of a document index (FORMAT.md).
 HEADER_BYTES = 1024
@@ -84,6 +85,8 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
                     dataset=ascii(self.dataset),
                 )
             )
+        if not 0 <= self.totals.files <= _MOST_FILES or self.totals.bytes < 0:
+            raise ManifestError(message("a source manifest has totals that cannot be", manifest=self.name))
         seen = set()
         for file in self.files:
             if not file.is_safe or file.path in seen:

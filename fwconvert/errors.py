@@ -48,4 +48,9 @@ def message(wrong: str, /, *actions: str, **values: object) -> str:
     lines = [wrong]
     lines += [f"  {names[name]:<{width}}  {value}" for name, value in values.items()]
     lines += [f"  -> {action}" for action in actions]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
+
+
+def printable(text: str) -> str:
+    """Return text from outside in a form that cannot command a terminal and can be encoded."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -7,6 +7,7 @@ against a second session that would do all the work twice.
 import errno
 import os
 import socket
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+# A link would let us write into a file elsewhere, and a pipe would let us wait.
+_LOCK_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 # Windows locks bytes, not files: lock one far behind the text, so that others can read who holds it.
 _LOCKED_BYTE = 2**20
@@ -135,6 +139,8 @@ class RunFolder:
             self.path, self.private, self.index, self.receipts, self.joins, self.quarantine,
             self.tails, self.temporary, self.sessions, self.logs,
         ):  # fmt: skip
+            if folder != self.path:
+                atomic.refuse_link(folder)
             atomic.make_folder(folder)
 
 
@@ -144,7 +150,10 @@ class Lock:
     def __init__(self, folder: RunFolder, session: str) -> None:
         path = folder.private / "lock"
         with atomic.writing(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = os.open(path, _LOCK_FLAGS | os.O_CREAT, 0o644)
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.close(self._descriptor)
+                raise OSError(errno.EINVAL, "not a regular file")
         if not _lock_soon(self._descriptor):
             who = _text(self._descriptor)
             os.close(self._descriptor)
@@ -173,7 +182,7 @@ def holder(folder: RunFolder) -> str:
     """Return who is at work on the folder ("pid 7 on host h, session s"), or "" if nobody is."""
     path = folder.private / "lock"
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, _LOCK_FLAGS)
     except OSError:
         return ""
     try:

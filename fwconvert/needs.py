@@ -55,8 +55,16 @@ def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
 def bytes_there(folder: RunFolder) -> int:
     """Return the size of the output that exists already, and of sources that were fetched for it."""
     places = [folder.path, folder.index, folder.tails, folder.sources]
-    there = [place for place in places if place.is_dir()]
-    return sum(entry.stat().st_size for place in there for entry in os.scandir(place) if entry.is_file())
+    return sum(_size_of_files(place) for place in places if place.is_dir())
+
+
+def _size_of_files(folder: Path) -> int:
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # A link in a circle has no size.
+                total += entry.stat().st_size if entry.is_file() else 0
+    return total
 
 
 def free_bytes(path: Path) -> int:
@@ -86,7 +94,7 @@ def _footers(recipe: Recipe, origin: Origin) -> dict[str, plan.Size]:
     files = recipe.source.files
     for file in files[:: max(1, len(files) // _FOOTERS_READ)]:
         with suppress(SourceError):  # A bad source is the job's affair; its size is guessed.
-            size = source.footer(origin.place(file))
-            if size.text_bytes <= file.bytes * _MOST_UNPACKED:
+            size, most = source.footer(origin.place(file)), file.bytes * _MOST_UNPACKED
+            if 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
                 sizes[file.path] = size
     return sizes

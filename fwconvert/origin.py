@@ -212,6 +212,7 @@ class HubOrigin:
 
     def _remove_others(self, orders: Sequence[ConvertOrder]) -> None:
         """Remove what a session that was cut off has left of sources that are done."""
+        atomic.refuse_link(self._private)
         if self._keep is not None or not self._private.is_dir():
             return
         needed = {name for order in orders for name in (order.file.name, self._part_name(order.source))}

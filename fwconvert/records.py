@@ -7,7 +7,10 @@ record half understood on resume would mean wrong bytes later. Writing is
 canonical, so that equal records are equal bytes and may be hashed.
 """
 
+import errno
 import hashlib
+import os
+import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,7 @@ from fwconvert.errors import ManifestError, message
 # Large enough for the full FineWeb-Edu run (about 30,000 token shards), small
 # enough that a hostile file cannot fill the memory.
 MOST_BYTES = 256 * 2**20
+_MOST_NUMBER = 2**63
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,8 +83,10 @@ def decode(raw: bytes, kind: type[R], where: str) -> R:
         found = msgspec.json.decode(raw, type=_Head).format
         if found != format_of(kind):
             raise ManifestError(_other_format(where, found, format_of(kind)))
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        record = msgspec.json.decode(raw, type=kind)
+        _refuse_monsters(record)
+        return record
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ManifestError(
             message("this file is not a readable record", file=where, wanted=format_of(kind), reason=error)
         ) from error
@@ -89,12 +95,35 @@ def decode(raw: bytes, kind: type[R], where: str) -> R:
 def read(path: Path, kind: type[R]) -> R:
     """Return the record in the file `path`, or raise ManifestError."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        raw = _content(path)
+        if len(raw) > MOST_BYTES:
             raise ManifestError(message("this file is too large for a record", file=path))
-        raw = path.read_bytes()
     except OSError as error:
         raise ManifestError(message("this file cannot be read", file=path, reason=error)) from error
     return decode(raw, kind, str(path))
+
+
+def _content(path: Path) -> bytes:
+    """Return what is in a file, and a byte more than a record may have if there is more."""
+    # A pipe would be waited for, and a device has no end.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # Path has no descriptor
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read(MOST_BYTES + 1)
+
+
+def _refuse_monsters(value: object) -> None:
+    """Raise ValueError if there is a number that no file or count can have."""
+    if isinstance(value, int) and not -_MOST_NUMBER < value < _MOST_NUMBER:
+        raise ValueError("a number is too large")
+    if isinstance(value, msgspec.Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_monsters(inner)
 
 
 class _Head(msgspec.Struct):

@@ -131,12 +131,15 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
     """Return the finished work if there is nothing left to do, having written nothing."""
     if not folder.manifest.is_file() or _unclean(folder):
         return None
-    found = survey(folder, recipe, set())
-    work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
     try:
+        manifest = run_manifest.read(folder)
+        if not manifest.headline.complete:
+            return None
+        found = survey(folder, recipe, set())
+        work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
         if found.problems or work.missing or any(work.join_orders()):
             return None
-        whole = run_manifest.read(folder) == work.manifest(complete=True)
+        whole = manifest == work.manifest(complete=True)
     except FwconvertError:
         return None
     _refuse_changed_sources(work)

@@ -10,11 +10,14 @@ import os
 import platform
 import secrets
 import socket
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 
 import msgspec
 
 from fwconvert import records
+from fwconvert.config import is_safe
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
@@ -65,13 +68,16 @@ def ended(session: Session, outcome: str) -> Session:
 
 def all_of(folder: RunFolder) -> list[Session]:
     """Return the sessions of a run in order; one whose record is damaged counts as cut off."""
-    found = []
-    for path in sorted(folder.sessions.glob("*.json")):
-        try:
-            found.append(records.read(path, Session))
-        except ManifestError:
-            found.append(Session(path.stem, "", "", 0, 0, 0, "", {}))
-    return found
+    paths = sorted(path for path in folder.sessions.glob("*.json") if is_safe(path.name))
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> Session:
+    with suppress(ManifestError):
+        read = records.read(path, Session)
+        if read.id == path.stem:  # Records are written under their id: it must not lead elsewhere.
+            return read
+    return Session(path.stem, "", "", 0, 0, 0, "", {})
 
 
 def _now() -> str:

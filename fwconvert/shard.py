@@ -135,7 +135,9 @@ def map_array(path: Path, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
 @contextmanager
 def _reading(path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # Without O_NONBLOCK a pipe would be waited for.
+        flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, os.O_RDONLY | flags)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")

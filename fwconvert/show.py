@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert import run_manifest, shard, tokenizer, vocabulary
-from fwconvert.errors import UsageError, message
+from fwconvert import names, run_manifest, shard, tokenizer, vocabulary
+from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import RunManifest
@@ -35,6 +35,8 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     folder = RunFolder(out)
     manifest = run_manifest.read(folder)
     line = find_shard(manifest, name)
+    if not names.is_shard(manifest.rules, line.name):
+        raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
     decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
     return line, list(_documents(folder, manifest, line, decoder, most))
 
@@ -68,6 +70,9 @@ def _documents(
     # A document ends where the next one starts, or where another source's tokens begin.
     bounds = np.union1d(index["start"], [*borders, len(tokens)]).tolist()
     starts = index["start"][:most].tolist() or [0]
+    known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
+    if not known or min(borders, default=1) != 0 or max(starts) >= max(len(tokens), 1):
+        raise ShardError(message("a document index does not fit its token shard", file=line.name))
     for number, start in enumerate(starts, 1):
         end = next(bound for bound in bounds if bound > start)
         source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])

@@ -9,13 +9,13 @@ changes nothing.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from fwconvert import names, receipt
-from fwconvert.config import INDEX_ENTRY_BYTES, Recipe
+from fwconvert.config import INDEX_ENTRY_BYTES, Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
@@ -54,7 +54,7 @@ class Survey:
 def survey(folder: RunFolder, recipe: Recipe, unclean: set[str]) -> Survey:
     """Return what can be believed and what cannot. `unclean` are the sessions that were cut off."""
     found = Survey()
-    surveyor = _Surveyor(folder, recipe.recipe_id, unclean, found)
+    surveyor = _Surveyor(folder, recipe.recipe_id, recipe.rules, unclean, found)
     for path in sorted(folder.joins.glob("*.json")):
         surveyor.look_at_join(path)
     covered = found.covered
@@ -67,6 +67,7 @@ def survey(folder: RunFolder, recipe: Recipe, unclean: set[str]) -> Survey:
 class _Surveyor:
     folder: RunFolder
     recipe_id: str
+    rules: Rules
     unclean: set[str]
     found: Survey
 
@@ -74,6 +75,9 @@ class _Surveyor:
         """Sort the receipt of a joined shard into what is found."""
         made = self._receipt(path, JoinReceipt)
         if made is None:
+            return
+        if path.name != f"{made.shard.name}.json" or not self._names_are_ours([made.shard]):
+            self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
             return
         if self._trusts(made.session, _shard_files(self.folder, made.shard)):
             self.found.joins[made.shard.name] = made
@@ -89,8 +93,13 @@ class _Surveyor:
         if made.path != source_path:
             self._withdraw(path, f"the receipt of {source_path} is that of {made.path}")
             return
-        files = _job_files(self.folder, made, with_tail=made.tail.tokens != covered)
-        if self._trusts(made.session, files):
+        if not self._names_are_ours(made.shards):
+            self._withdraw(path, f"the receipt of {source_path} names files that are not of this run")
+            return
+        shards = [file for line in made.shards for file in _shard_files(self.folder, line)]
+        tail = [*_tail_files(self.folder, made)] if made.tail.tokens != covered else []
+        # What is joined from a tail gets a hash that fits it, so a tail must be right before.
+        if self._trusts(made.session, shards) and self._trusts(made.session, tail, hashed=True):
             self.found.jobs[source_path] = made
         else:
             self.found.known_sources[source_path] = made.source_sha256
@@ -105,9 +114,12 @@ class _Surveyor:
             self._withdraw(path, str(error))
             return None
 
-    def _trusts(self, session: str, files: Iterator[_Recorded]) -> bool:
+    def _names_are_ours(self, lines: Iterable[ShardLine]) -> bool:
+        return all(names.is_shard(self.rules, line.name) for line in lines)
+
+    def _trusts(self, session: str, files: Iterable[_Recorded], *, hashed: bool = False) -> bool:
         """Tell whether all files are what the receipt says, and note the first that is not."""
-        hashed = session in self.unclean
+        hashed = hashed or session in self.unclean
         wrong = next((text for file in files if (text := _wrong(file, hashed=hashed))), "")
         if wrong:
             self.found.problems.append(wrong)
@@ -118,13 +130,10 @@ class _Surveyor:
         self.found.problems.append(problem)
 
 
-def _job_files(folder: RunFolder, made: Receipt, *, with_tail: bool) -> Iterator[_Recorded]:
-    for line in made.shards:
-        yield from _shard_files(folder, line)
-    if with_tail:
-        key, tail = names.job_key(made.path), made.tail
-        yield _Recorded(folder.tail(key), tail.bytes, tail.sha256)
-        yield _Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
+def _tail_files(folder: RunFolder, made: Receipt) -> Iterator[_Recorded]:
+    key, tail = names.job_key(made.path), made.tail
+    yield _Recorded(folder.tail(key), tail.bytes, tail.sha256)
+    yield _Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
 
 
 def _shard_files(folder: RunFolder, line: ShardLine) -> Iterator[_Recorded]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fwconvert import names, shard
 from fwconvert.config import HEADER_BYTES, INDEX_ENTRY_BYTES, Rules
-from fwconvert.errors import ShardError
+from fwconvert.errors import ShardError, printable
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
 from fwconvert.survey import sha256_of
@@ -37,6 +37,11 @@ class Problem:
 
     file: str
     what: str
+
+    def __post_init__(self) -> None:
+        # A file name need not be text.
+        object.__setattr__(self, "file", printable(self.file))
+        object.__setattr__(self, "what", printable(self.what))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 # From linux/fs: _IOR('X', 125, __u32), with the flag "do not flush the log".
@@ -53,12 +54,12 @@ class Disk:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("<I", _NO_LOG_FLUSH))
         finally:
             os.close(descriptor)
-        _run(["umount", str(self.path)])
+        _unmount(self.path)
         self._mount()
 
     def close(self) -> None:
         """Take it away."""
-        _run(["umount", str(self.path)])
+        _unmount(self.path)
 
     def _mount(self) -> None:
         options = ["loop", *filter(None, [self._options])]
@@ -79,7 +80,16 @@ class ShrinkingDisk:
 
     def close(self) -> None:
         """Take it away."""
-        _run(["umount", str(self.path)])
+        _unmount(self.path)
+
+
+def _unmount(path: Path) -> None:
+    # Who was just killed may hold it for another instant.
+    for _ in range(100):
+        if subprocess.run(["umount", str(path)], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.05)
+    _run(["umount", str(path)])
 
 
 def _run(words: list[str]) -> None:
