@@ -196,10 +196,12 @@ def members_of(session: int) -> list[int]:
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
-                state, _, _, sid = (path / "stat").read_text().rpartition(")")[2].split()[:4]
-            except (OSError, ValueError):
+                facts = (path / "stat").read_text().rpartition(")")[2].split()
+                state, sid, threads = facts[0], int(facts[3]), int(facts[17])
+            except (OSError, IndexError):
                 continue
-            if int(sid) == session and state != "Z":
+            # One whose first thread is gone already holds its files until the last one is.
+            if sid == session and (state != "Z" or threads > 1):
                 found.append(int(path.name))
     return found
 
