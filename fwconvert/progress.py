@@ -16,8 +16,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, Self, TextIO, cast
 
 from fwconvert.columns import (
@@ -88,14 +88,24 @@ class Unfailing:
 
     def write(self, text: str) -> int:
         """Write `text` if that is possible."""
-        with suppress(OSError, ValueError):
+        with self._surviving():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush if that is possible."""
-        with suppress(OSError, ValueError):
+        with self._surviving():
             self._stream.flush()
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):
+            # What is still in its buffer goes nowhere; otherwise Python complains of it at its end.
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+                self._stream.flush()
 
     def isatty(self) -> bool:
         """Tell whether it is a terminal; a closed one is not."""
