@@ -141,6 +141,8 @@ class Dataset:
         # Not left to the client: whatever is in the body of such an answer does not matter.
         if status in _MAY_PASS or status >= 500:
             raise Passing(f"the server answers {status}", _asked_wait(response.headers, status))
+        if status in (401, 403) and not str(response.url).startswith(endpoint()):
+            raise Passing(f"the server behind the hub answers {status}")  # A signature may have run out.
         if status >= 400:
             try:
                 client().hf_raise_for_status(response)

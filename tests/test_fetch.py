@@ -422,6 +422,13 @@ def test_a_status_that_may_pass_is_tried_again(case: Case, status: int, on: str)
     case.assert_no_byte_came_twice()
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_signature_that_ran_out_is_asked_for_again(case: Case, status: int) -> None:
+    # The hub's own 401 and 403 speak of the token; those of the CDN behind it do not.
+    case.fault("status", status=status, on="cdn")
+    case.arrives()
+
+
 def in_two_seconds() -> str:
     return formatdate(time.time() + 2, usegmt=True)
 

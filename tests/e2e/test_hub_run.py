@@ -305,7 +305,7 @@ def test_what_comes_while_another_file_is_out_of_reach_is_converted(
     mini: Miniature, hub: HubServer, tmp_path: Path
 ) -> None:
     """The worker is busy when the hub refuses one file, and others come after that."""
-    hub.fault("status", path=mini.names[2], status=403, times=None)
+    hub.fault("status", on="hub", path=mini.names[2], status=403, times=None)
     words = conversion(mini.pinned, tmp_path, "--prefetch", "6", "--max-fetches", "2")
     with running(words, hub.endpoint) as process:
         hub_runs.wait_for(lambda: runner.workers(process), process)
