@@ -214,8 +214,8 @@ def _locked(file: BinaryIO) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # A file system without locks; the proof at the end holds all the same.
-        return True
+    except OSError:
+        pass  # A file system without locks; the proof at the end holds all the same.
     return True
 
 

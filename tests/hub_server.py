@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from hub_faults import CHUNK, Answer, Body, Exchange, Fault, Faults, Kind, Origin, Request, Seen
 
-__all__ = ["COMMIT", "REPO", "HubServer", "Seen"]
+__all__ = ["COMMIT", "REPO", "HubServer", "Seen", "write_files"]
 
 REPO = "HuggingFaceFW/fineweb-edu"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -30,6 +30,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
 _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make the files of a repository, by their paths in it."""
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
 
 
 class HubServer:

@@ -21,7 +21,7 @@ import child
 import pytest
 from hub_faults import Answer, Body, Faults, Origin, Request
 from hub_runs import environment
-from hub_server import COMMIT, REPO, HubServer
+from hub_server import COMMIT, REPO, HubServer, write_files
 
 CANARY = "hf_canaryInTheCoalMine0123456789abcd"
 FOLDER = "sample/10BT"
@@ -140,9 +140,7 @@ def fetch(path: str, place: Path, repo: str = REPO) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    for path, content in FILES.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+    write_files(folder, FILES)
     return folder
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import child
 import pytest
 from hub_faults import Fault, Kind
-from hub_server import COMMIT, REPO, HubServer
+from hub_server import COMMIT, REPO, HubServer, write_files
 
 BIG = "sample/10BT/000_00000.parquet"
 SMALL = "sample/10BT/001_00000.parquet"
@@ -42,9 +42,7 @@ RESOLVE = f"/datasets/{REPO}/resolve/main"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    for path, content in FILES.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+    write_files(folder, FILES)
     return folder
 
 
