@@ -39,7 +39,10 @@ def main() -> int:
     count = parser.parse_args().sources
     with tempfile.TemporaryDirectory(prefix="fwconvert-soak-") as folder:
         sources = _make(Path(folder) / "sources", count)
-        print(_table(_watch(sources, Path(folder) / "out"), count))
+        begun = time.monotonic()
+        seen = _watch(sources, Path(folder) / "out")
+        print(_table(seen, count))
+        print(f"The run took {time.monotonic() - begun:.0f} s.")
     return 0
 
 
