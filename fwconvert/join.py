@@ -33,7 +33,7 @@ def joined_shards(tails: Sequence[int], rules: Rules) -> list[JoinedShard]:
     total = sum(tails)
     contiguous = rules.layout == "contiguous"
     has_val = contiguous and 0 < rules.val_tokens <= total
-    sizes = chain([rules.val_tokens] if has_val else [], repeat(rules.shard_tokens))
+    sizes = chain([rules.val_tokens] if has_val else [], repeat(rules.block_tokens))
     shards: list[JoinedShard] = []
     number = 1 if contiguous and not has_val else 0
     begin, cursor = 0, _Cursor(tails)
