@@ -393,6 +393,7 @@ def test_megatron_reads_the_documents_of_the_sources(for_megatron: tuple[Path, s
     assert all(eot not in document[:-1] for part in parts for document in part)
 
 
+@pytest.mark.filterwarnings("ignore")  # of others
 def test_megatron_core_reads_the_same(for_megatron: tuple[Path, str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed, which megatron-core needs")
     reader: Any = pytest.importorskip(
@@ -405,6 +406,7 @@ def test_megatron_core_reads_the_same(for_megatron: tuple[Path, str]) -> None:
         assert read.document_indices.tolist() == [*range(len(read) + 1)]
 
 
+@pytest.mark.filterwarnings("ignore")  # of others
 @pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
 def test_datatrove_s_own_reader_reads_the_tokens(tokenizer: str, sources: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed, which datatrove's reader needs")
