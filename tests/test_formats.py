@@ -4,13 +4,14 @@ import io
 import struct
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from examples import recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import formats, names
+from fwconvert import formats, names, records
 from fwconvert.config import Recipe, Rules, check_rules
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
@@ -202,3 +203,10 @@ def test_a_recipe_without_a_format_is_llm_c_s_as_ever(tmp_path: Any) -> None:
         "llmc", "before", "independent", "edu_fineweb",
     )  # fmt: skip
     assert formats.LLMC.header_of(2, 7)[:12] == struct.pack("<3i", 20240520, 1, 7)
+
+
+def test_a_record_with_a_format_that_nobody_knows_is_not_read() -> None:
+    raw = records.encode(rules_with(format="npy"))
+    assert msgspec.json.decode(raw, type=Rules).kind is formats.NPY
+    with pytest.raises(msgspec.ValidationError, match="npz"):
+        msgspec.json.decode(raw.replace(b"npy", b"npz"), type=Rules)
