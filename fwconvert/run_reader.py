@@ -4,6 +4,7 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -45,7 +46,16 @@ class RunReader:
         """The stream of each source whose job is done; joined shards to be made stand in it too."""
         lines = {line.name: line for line in self.manifest.shards}
         shards = [_matching(shard, lines) for shard in (*self.account.own, *self.account.joined)]
+        if not self.account.is_converted:
+            shards += self._tails()
         return stream.passages(shards, len(self.manifest.sources))
+
+    def _tails(self) -> Iterator[ShardLine]:
+        """Yield a stand-in for each tail, while nobody can tell how they will be cut."""
+        for source, job in self.account.jobs.items():
+            tokens = verify_manifest.tail(self.manifest.rules, source, job.tokens)
+            if tokens:
+                yield _unmade(f"the tail of {job.path}", tokens, ((source, 0),))
 
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
@@ -112,7 +122,7 @@ def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
     """Return the line of a token shard, or one without hashes if it is not made yet."""
     line = lines.get(shard.name)
     if line is None:
-        return ShardLine(shard.name, shard.split, shard.tokens, 0, 0, "", "", shard.segments)
+        return _unmade(shard.name, shard.tokens, shard.segments)
     if (line.split, line.tokens, line.segments) != (shard.split, shard.tokens, shard.segments):
         raise ManifestError(
             message(
@@ -124,3 +134,7 @@ def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
             )
         )
     return line
+
+
+def _unmade(name: str, tokens: int, segments: tuple[tuple[int, int], ...]) -> ShardLine:
+    return ShardLine(name, "train", tokens, 0, 0, "", "", segments)

@@ -174,11 +174,15 @@ def read_row(file: Path | io.RawIOBase, name: str, row: int, text_column: str) -
         columns = [*dict.fromkeys([text_column, *known])]
         for rows in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
             if place < rows.num_rows:
-                told = {column: str(rows[column][place]) for column in known}
+                told = {name: _told(rows[name][place]) for name in known}
                 text = _as_text(rows[text_column].slice(place, 1), path, row)
                 return Row(text, told.get("id"), told.get("url"))
             place -= rows.num_rows
     raise SourceError(message("a source file has fewer rows than its footer says", file=name))
+
+
+def _told(value: pa.Scalar) -> str | None:
+    return str(value) if value.is_valid else None
 
 
 def _row_group(parquet: pq.ParquetFile, row: int) -> tuple[int | None, int]:

@@ -148,4 +148,4 @@ def _text(content: bytes) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return None if text is None else printable(text[:2000])
+    return None if text is None else printable(text[:2000]).replace("\n", " ")
