@@ -28,6 +28,7 @@ FineWeb-Edu parquet in, exact fixed-size token shards out.
   fwconvert status  OUT                     how far a run is
   fwconvert verify  OUT                     prove every file of a run
   fwconvert show    OUT SHARD               read the documents of a token shard
+  fwconvert show    OUT --document N        read one document of the run
   fwconvert trace   OUT SHARD:OFFSET        the source, row, id and URL of a token
   fwconvert export  OUT --out DIR …         another layout, size or name, without tokenising again
 

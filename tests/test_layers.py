@@ -102,7 +102,7 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names"])
+@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "stream"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
