@@ -17,7 +17,7 @@ from fwconvert.patience import Passing, Patience, patiently
 _BLOCK = 2**20
 _BLOCKS_KEPT = 16
 # A person is waiting.
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 8.0
 
 
 class RangedFile(io.RawIOBase):
