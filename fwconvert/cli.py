@@ -225,6 +225,9 @@ def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> No
     add("--layout", choices=("independent", "contiguous"), **default("independent"),
         help="independent: shards per source; contiguous: one stream, as llm.c "
         f"(default: {same if changes else 'independent'})")  # fmt: skip
+    add("--last", choices=("merge", "keep", "drop"), **default("merge"),
+        help="tokens that fill no last shard: merge with the one before, keep or drop "
+        f"(default: {same if changes else 'merge'})")  # fmt: skip
     add("--name", metavar="PREFIX", **default("edu_fineweb"),
         help=f"how file names begin (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 

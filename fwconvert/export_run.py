@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from fwconvert import atomic, needs, places, plan, session, verify_manifest, vocabulary
-from fwconvert.config import EotSide, Layout, Options, Recipe, SourceShard, block_digits, check_rules
+from fwconvert.config import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Exported
@@ -35,6 +35,7 @@ class Changes:
     shard_tokens: int | None = None
     val_tokens: int | None = None
     layout: Layout | None = None
+    last: Last | None = None
     name: str | None = None
     format: str | None = None
 
@@ -106,6 +107,16 @@ def _refuse_unfinished(run: RunReader) -> None:
                 f"see what is wrong: fwconvert verify {run.folder.path}",
                 file=problem.file,
                 problem=problem.what,
+            )
+        )
+    lost = [p for passages in run.streams for p in passages if not p.shard.sha256]
+    if lost:
+        raise UsageError(
+            message(
+                "this run has dropped tokens that filled no last shard, so it cannot be exported",
+                "export a run that was made with --last merge or --last keep",
+                folder=run.folder.path,
+                dropped=f"{sum(passage.tokens for passage in lost):,} tokens",
             )
         )
 

@@ -4,7 +4,6 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -46,16 +45,16 @@ class RunReader:
         """The stream of each source whose job is done; joined shards to be made stand in it too."""
         lines = {line.name: line for line in self.manifest.shards}
         shards = [_matching(shard, lines) for shard in (*self.account.own, *self.account.joined)]
-        if not self.account.is_converted:
-            shards += self._tails()
-        return stream.passages(shards, len(self.manifest.sources))
+        found = stream.passages(shards, len(self.manifest.sources))
+        return [self._with_the_rest(source, passages) for source, passages in enumerate(found)]
 
-    def _tails(self) -> Iterator[ShardLine]:
-        """Yield a stand-in for each tail, while nobody can tell how they will be cut."""
-        for source, job in self.account.jobs.items():
-            tokens = verify_manifest.tail(self.manifest.rules, source, job.tokens)
-            if tokens:
-                yield _unmade(f"the tail of {job.path}", tokens, ((source, 0),))
+    def _with_the_rest(self, source: int, passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        """Return a stream with a stand-in for tokens in no token shard: a tail not joined yet, or dropped."""
+        job, length = self.account.jobs.get(source), stream.length(passages)
+        if job is None or job.tokens <= length:
+            return passages
+        rest = _unmade(f"the tail of {job.path}", job.tokens - length, ())
+        return (*passages, Passage(rest, 0, length, rest.tokens))
 
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
@@ -65,7 +64,9 @@ class RunReader:
         """Return the document that has a token of a token shard."""
         source = next((index for index, first in reversed(line.segments) if first <= offset), -1)
         passages = self.streams[source] if 0 <= source < len(self.streams) else ()
-        passage = next((passage for passage in passages if passage.shard.name == line.name), None)
+        here = (passage for passage in passages if passage.shard.name == line.name)
+        # A shard may have two passages of one source, if it has taken in a full one.
+        passage = next((one for one in here if 0 <= offset - one.first < one.tokens), None)
         if passage is None:
             raise UsageError(
                 message(

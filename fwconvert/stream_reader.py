@@ -43,7 +43,7 @@ class Document:
     row: int
     start: int
     end: int
-    # Otherwise it goes on in a token shard that is not made yet.
+    # Otherwise it goes on in a token shard that is not made yet, or its end was dropped.
     is_whole: bool
 
 
@@ -145,8 +145,8 @@ def _believe(path: Path, sha256: str) -> None:
     if not sha256:
         raise UsageError(
             message(
-                "a token shard is not made yet",
-                "run the command that makes the run again, to its end",
+                "a token shard is not made yet, or what would be in it was dropped (--last drop)",
+                "if the run is not finished, run the command that makes it again, to its end",
                 file=path,
             )
         )

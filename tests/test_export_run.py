@@ -31,14 +31,15 @@ CHANGES: list[dict[str, Any]] = [
     {"layout": "contiguous"},
     {"layout": "independent", "eot": "after", "shard_tokens": 777},
     {"eot": "before", "shard_tokens": 499, "val_tokens": 3, "name": "small"},
-    {"eot": "after", "layout": "contiguous", "shard_tokens": 70_000, "val_tokens": 0},
-    {"layout": "contiguous", "shard_tokens": 633, "val_tokens": 5000, "name": "other.name-1"},
-    {"eot": "before", "layout": "independent", "shard_tokens": 10**6},
+    {"eot": "after", "layout": "contiguous", "shard_tokens": 70_000, "val_tokens": 0, "last": "drop"},
+    {"layout": "contiguous", "shard_tokens": 633, "val_tokens": 5000, "last": "keep", "name": "n.2"},
+    {"eot": "before", "layout": "independent", "shard_tokens": 15_000},
 ]
 RUNS: dict[str, dict[str, Any]] = {
     "independent, before": {},
-    "independent, after": {"eot": "after", "shard_tokens": 450, "val_tokens": 0},
-    "contiguous, before": {"layout": "contiguous", "shard_tokens": 1500, "val_tokens": 100},
+    # One full shard, which takes in all tails.
+    "independent, after": {"eot": "after", "shard_tokens": 20_000, "val_tokens": 0},
+    "contiguous, before": {"layout": "contiguous", "shard_tokens": 1500, "val_tokens": 100, "last": "keep"},
     "contiguous, after": {"layout": "contiguous", "eot": "after", "shard_tokens": 10**6},
 }
 
@@ -254,6 +255,26 @@ def test_an_unfinished_run_is_refused_and_says_what_is_missing(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"only a finished run.*\n.*\n.*1 of 2 sources\n.*b\.parquet"):
         export(tmp_path / "run", tmp_path / "out", eot="after")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_dropped_tokens_is_refused(run_of: Callable[..., Path], tmp_path: Path) -> None:
+    run = run_of(last="drop")
+    dropped = json.loads((run / "manifest.json").read_text())["headline"]["dropped_tokens"]
+    assert dropped > 0
+    with pytest.raises(UsageError, match=rf"dropped[\s\S]*{dropped} tokens"):
+        export(run, tmp_path / "out", last="keep")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_drops_nothing_although_it_would_is_exported(tmp_path: Path) -> None:
+    corpus.write(tmp_path / "source/a.parquet", ["1234", "123456789"])
+    chosen: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 5, "val_tokens": 0}
+    for name, last in {"run": "drop", "direct": "keep"}.items():
+        runner.convert(tmp_path / "source", tmp_path / name, last=last, **chosen)
+
+    export(tmp_path / "run", tmp_path / "out", last="keep")
+
+    assert tree(tmp_path / "out") == tree(tmp_path / "direct")
 
 
 @pytest.mark.parametrize("place", ["", "inner", "inner/deep", "../run", "index"])
