@@ -39,6 +39,7 @@ class RunReader:
         self.folder = RunFolder(out)
         self.manifest: RunManifest = verify_manifest.read(self.folder)
         self.account = Account(self.manifest)
+        self.account.recipe.source.check()
 
     @cached_property
     def streams(self) -> list[tuple[Passage, ...]]:

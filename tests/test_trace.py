@@ -326,6 +326,16 @@ def test_a_manifest_that_lies_about_a_shard_is_refused(run: Path, tmp_path: Path
         trace(tmp_path / "run", "train_00000_003:42")
 
 
+@pytest.mark.parametrize("lie", [{"dataset": "../../x"}, {"sources": [{"path": "/etc/passwd", "bytes": 1}]}])
+def test_a_manifest_that_leads_elsewhere_is_refused(lie: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    manifest = {**json.loads((run / "manifest.json").read_text()), **lie}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError):
+        trace(tmp_path, "train_00000_003:42")
+    with pytest.raises(ManifestError):
+        show.numbered(tmp_path, 1)
+
+
 def test_an_unfinished_run_is_traced_as_far_as_it_is(tmp_path: Path) -> None:
     write(tmp_path / "source/a.parquet", ["x" * 450])
     (tmp_path / "source/b.parquet").write_bytes(b"not parquet")
