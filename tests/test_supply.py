@@ -1,6 +1,7 @@
 """Where a run's tokens come from, and the hint that is kept of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examples import RECIPE
@@ -15,8 +16,10 @@ from fwconvert.supply import Sources
 def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.make()
+    chosen: dict[str, Any] = {option: tmp_path / "here"}
+    options = Options(tmp_path / "run", **chosen)
 
-    places.save(folder, Sources(RECIPE, Options(tmp_path / "run", **{option: tmp_path / "here"})).place)
+    places.save(folder, Sources(RECIPE, options).place)
 
     assert places.read(folder) == tmp_path / "here"
 
