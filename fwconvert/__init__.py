@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fwconvert.config import Options, Recipe
     from fwconvert.errors import FwconvertError
+    from fwconvert.export_run import export
     from fwconvert.request import Request, make_recipe, resolve
     from fwconvert.run import Result, convert
 
-__all__ = ["FwconvertError", "Options", "Recipe", "Request", "Result", "convert", "make_recipe", "resolve"]
+__all__ = [
+    "FwconvertError",
+    "Options",
+    "Recipe",
+    "Request",
+    "Result",
+    "convert",
+    "export",
+    "make_recipe",
+    "resolve",
+]
 
 _HOMES = {
     "FwconvertError": "errors",
@@ -25,6 +36,7 @@ _HOMES = {
     "Request": "request",
     "Result": "run",
     "convert": "run",
+    "export": "export_run",
     "make_recipe": "request",
     "resolve": "request",
 }

@@ -29,6 +29,9 @@ FineWeb-Edu parquet in, exact fixed-size token shards out.
   fwconvert status  OUT                     how far a run is
   fwconvert verify  OUT                     prove every file of a run
   fwconvert show    OUT SHARD               read the documents of a token shard
+  fwconvert show    OUT --document N        read one document of the run
+  fwconvert trace   OUT SHARD:OFFSET        the source, row, id and URL of a token
+  fwconvert export  OUT --format F -o DIR   another format, without tokenising again
 
 The same command goes on after any crash. To start over, remove the folder.
 """
@@ -67,6 +70,8 @@ def _run(argv: list[str]) -> int:
         "status": (_status_parser, commands.status),
         "verify": (_verify_parser, commands.verify),
         "show": (_show_parser, commands.show),
+        "trace": (_trace_parser, commands.trace),
+        "export": (_export_parser, commands.export),
     }
     if not argv or argv[0].startswith("-"):
         args = _convert_parser().parse_args(argv)
@@ -142,10 +147,45 @@ def _verify_parser() -> argparse.ArgumentParser:
 
 
 def _show_parser() -> argparse.ArgumentParser:
-    parser = _parser("show", "Decode the first documents of a token shard.")
+    parser = _parser("show", "Decode the first documents of a token shard, or one document of the run.")
     _add_run(parser)
-    parser.add_argument("shard", metavar="SHARD", help="a token shard's name, or an unambiguous part of it")
-    parser.add_argument("--documents", metavar="N", type=_count(1), default=3, help="how many (default 3)")
+    add = parser.add_argument
+    add("shard", metavar="SHARD", nargs="?", help="a token shard's name, or an unambiguous part of it")
+    add("--documents", metavar="N", type=_count(1), default=3, help="how many (default 3)")
+    add("--document", metavar="N", type=_count(1),
+        help="document number N of the run instead, whole; 1 is the first of the first source")  # fmt: skip
+    return parser
+
+
+def _trace_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "trace",
+        "Show where a token comes from: the source file, the row, and the id and url in that row.\n"
+        "The row is read from --source, from where the sources were, or from the hub; its text proves it.",
+    )
+    _add_run(parser)
+    add = parser.add_argument
+    add("place", metavar="SHARD:OFFSET", help="a token shard, and the number of a token in it, from 0")
+    add("--source", metavar="DIR", type=Path, help="the folder that has the source files")
+    _add_json(parser)
+    return parser
+
+
+def _export_parser() -> argparse.ArgumentParser:
+    parser = _parser(
+        "export",
+        "Make another run from a finished one without tokenising again. The files are those that a\n"
+        "conversion with these flags would make; what is not given stays as it is.\n"
+        "The same command goes on after a crash.",
+    )
+    _add_run(parser)
+    _add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
+    group = parser.add_argument_group("options (they do not change a byte of the output)")
+    group.add_argument(
+        "-o", "--out", metavar="DIR", dest="new", type=Path, required=True, help="a new folder"
+    )
+    _add_work(group)
+    group.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
 
 
@@ -166,27 +206,35 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",
         help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
-    add("--format", choices=get_args(FormatName), default="llmc",
-        help="llmc (default): llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
-        "megatron: Megatron-LM; datatrove: nanotron")  # fmt: skip
-    add("--eot", choices=("before", "after"),
-        help="where a document has its separator (default: before for llmc and npy, else after)")  # fmt: skip
-    add("--shard-tokens", metavar="N", type=_count(1), help="tokens in a shard (default: 100M; demo: 250k)")
-    add("--val-tokens", metavar="N", type=_count(0),
-        help="tokens for validation, from the first source (default: one shard; 0: none)")  # fmt: skip
+    _add_shape(recipe)
+
+
+def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> None:
+    """Add what decides the files but not the tokens; for an export, what is to be other than it is."""
+    add, same = group.add_argument, "as in OUT"
+    add("--format", choices=get_args(FormatName), default=None if changes else "llmc",
+        help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
+        f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip
+    add("--eot", choices=("before", "after"), help="where a document has its separator "
+        f"(default: {'as in OUT, or as a new' if changes else 'before for llmc and npy, else after'}"
+        f"{' --format has it' if changes else ''})")  # fmt: skip
+    add("--shard-tokens", metavar="N", type=_count(1),
+        help=f"tokens in a shard (default: {same if changes else '100M; demo: 250k'})")  # fmt: skip
+    add("--val-tokens", metavar="N", type=_count(0), help="tokens for validation, from the first source "
+        f"(default: {same if changes else 'one shard'}; 0: none)")  # fmt: skip
     add("--layout", choices=("independent", "contiguous"),
-        help="independent (default): shards per source; contiguous: one stream, as llm.c")  # fmt: skip
+        help="independent: shards per source; contiguous: one stream, as llm.c "
+        f"(default: {same if changes else 'independent'})")  # fmt: skip
     add("--last", choices=("merge", "keep", "drop"),
-        help="tokens that fill no last shard: merge (default) with the one before, keep or drop")  # fmt: skip
-    add("--name", metavar="PREFIX", help="how file names begin (default: edu_fineweb)")
+        help="tokens that fill no last shard: merge with the one before, keep or drop "
+        f"(default: {same if changes else 'merge'})")  # fmt: skip
+    add("--name", metavar="PREFIX",
+        help=f"how file names begin (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 
 
 def _add_out(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--out", metavar="DIR", type=Path, help="output folder (default: edu_fineweb{VERSION})"
-    )
-    group.add_argument(
-        "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
     )
     group.add_argument(
         "--threads", metavar="N", type=_count(1), help="in each process (default: cores / workers)"
@@ -195,6 +243,14 @@ def _add_out(group: "argparse._ArgumentGroup") -> None:
         "--encoder", choices=("auto", "fast", "reference"), default="auto",
         help="fast: gigatoken, audited; reference: tiktoken (default: auto)",
     )  # fmt: skip
+    _add_work(group)
+    _add_fetching(group.add_argument)
+
+
+def _add_work(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
+    )
     group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
@@ -204,7 +260,6 @@ def _add_out(group: "argparse._ArgumentGroup") -> None:
         "--stall-timeout", metavar="SECONDS", type=_count(1), default=900,
         help="a process that does nothing for so long is ended (default: 900)",
     )  # fmt: skip
-    _add_fetching(group.add_argument)
 
 
 def _add_fetching(add: Callable[..., object]) -> None:

@@ -8,7 +8,7 @@ instant.
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,29 +25,56 @@ if TYPE_CHECKING:
     from fwconvert.show import Document
     from fwconvert.status import Status
     from fwconvert.verify import Report
-    from fwconvert.work import StopSwitch
+    from fwconvert.work import Observer, StopSwitch
 
 
 def convert(args: argparse.Namespace) -> int:
     """Convert, and say what came of it."""
-    from fwconvert import progress, run  # noqa: PLC0415
+    from fwconvert import run  # noqa: PLC0415
 
     recipe, options = _asked(args)
+    code, result = _watched(recipe, args, lambda *watching: run.convert(recipe, options, *watching))
+    if result and result.complete and args.version == "demo" and not args.quiet:
+        print(_what_next(result))
+    return code
+
+
+def export(args: argparse.Namespace) -> int:
+    """Make another run from a finished one, and say what came of it."""
+    from fwconvert.export_run import Changes, Export  # noqa: PLC0415
+
+    changes = Changes(**{name: getattr(args, name) for name in vars(Changes()) if hasattr(args, name)})
+    exporting = Export(args.out, changes)
+    options = Options(
+        out=args.new,
+        workers=args.workers,
+        check_disk=not args.no_disk_check,
+        worker_memory=args.worker_memory,
+        stall_timeout=args.stall_timeout,
+    )
+    code, _ = _watched(exporting.recipe, args, lambda *watching: exporting.carry_out(options, *watching))
+    return code
+
+
+def _watched(
+    recipe: Recipe, args: argparse.Namespace, work: "Callable[[Observer, StopSwitch], Result]"
+) -> "tuple[int, Result | None]":
+    """Do the work, show how far it is and what came of it; return the exit code, and the result if any."""
+    from fwconvert import progress  # noqa: PLC0415
+
     try:
         with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
-            result = run.convert(recipe, options, observer, stop.switch)
+            result = work(observer, stop.switch)
     except Stopped as error:  # before anything had begun
         _note(f"fwconvert: {error}")
-        return 128 + stop.signal
+        return 128 + stop.signal, None
     if not args.quiet:
         print(_outcome(result, recipe))
-    if result.complete and args.version == "demo" and not args.quiet:
-        print(_what_next(result))
     for failed in result.failed:
         print(printable(f"fwconvert: {failed.path} failed: {failed.reason}"), file=sys.stderr)
     if result.stopped:
-        return 128 + stop.signal
-    return 0 if result.complete else 1
+        return 128 + stop.signal, result
+    return (0 if result.complete else 1), result
 
 
 def about() -> int:
@@ -123,13 +150,30 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the first documents of a token shard."""
-    from fwconvert.show import documents  # noqa: PLC0415
+    """Print the first documents of a token shard, or one document of the run."""
+    from fwconvert.show import documents, numbered  # noqa: PLC0415
 
+    if (args.shard is None) == (args.document is None):
+        raise UsageError(
+            message("one thing can be shown at a time", "name a token shard, or pass --document N")
+        )
+    if args.document is not None:
+        document, place = numbered(args.out, args.document)
+        print(_document_text(document, f"{args.document:,} of the run, from {place}"))
+        return 0
     line, found = documents(args.out, args.shard, args.documents)
     print(f"{line.name}: {line.tokens:,} tokens, {line.documents:,} documents start in it")
     for document in found:
-        print(_document_text(document))
+        print(_document_text(document, str(document.number)))
+    return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    """Print where a token comes from."""
+    from fwconvert import trace as tracing  # noqa: PLC0415
+
+    found = tracing.trace(args.out, args.place, args.source)
+    print(_json(found) if args.json else tracing.in_words(found))
     return 0
 
 
@@ -339,11 +383,11 @@ def _verify_text(report: "Report", out: Path) -> str:
     return "\n".join([message(f"{out}: {verdict}", **rows), *problems])
 
 
-def _document_text(document: "Document") -> str:
+def _document_text(document: "Document", number: str) -> str:
     if document.row is None:
         title = f"--- the middle of a document of {document.source}, {document.tokens:,} tokens"
     else:
         cut = "" if document.whole else " (it may go on in another shard)"
         where = f"row {document.row:,} of {document.source}"
-        title = f"--- document {document.number}: {where}, {document.tokens:,} tokens{cut}"
+        title = f"--- document {number}: {where}, {document.tokens:,} tokens{cut}"
     return f"\n{title}\n{printable(document.text)}"

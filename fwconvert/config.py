@@ -173,7 +173,7 @@ class Options:
 
     out: Path
     # Where the files of the source manifest lie on this machine; None if they do not.
-    root: Path | None
+    root: Path | None = None
     workers: int | None = None
     # Inside each worker; None: the cores that the workers leave.
     threads: int | None = None

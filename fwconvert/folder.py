@@ -58,6 +58,11 @@ class RunFolder:
         return self.private / "plan.json"
 
     @cached_property
+    def places(self) -> Path:
+        """Where the sources were on this machine: a hint."""
+        return self.private / "places.json"
+
+    @cached_property
     def receipts(self) -> Path:
         """One receipt for each finished job."""
         return self.private / "receipts"

@@ -107,13 +107,13 @@ class Dataset:
             ) from None
 
     @contextmanager
-    def opened(self, path: str, begin: int) -> Iterator[Answer]:
-        """Ask for a file from byte `begin` on."""
+    def opened(self, path: str, begin: int, end: int | None = None) -> Iterator[Answer]:
+        """Ask for a file from byte `begin` on, to its end or to byte `end`."""
         api = client()
         url = self._file_address(path)
         wanted = {**headers(), "Accept-Encoding": "identity"}
-        if begin:
-            wanted["Range"] = f"bytes={begin}-"
+        if begin or end is not None:
+            wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
         with self._asking(path):
             timeout = api.constants.HF_HUB_DOWNLOAD_TIMEOUT
             with api.session().stream("GET", url, headers=wanted, timeout=timeout) as response:

@@ -10,7 +10,8 @@ from typing import Literal
 
 from fwconvert import names
 from fwconvert.config import Encoder, Rules, SourceShard
-from fwconvert.receipt import Absorbed, JoinReceipt, Receipt, Segment
+from fwconvert.receipt import Absorbed, Counts, JoinReceipt, Receipt, Segment
+from fwconvert.stream import Passage
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,20 @@ class RunContext:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """A source shard that was converted in another run: its tokens are taken from there."""
+
+    run: Path
+    # Of that run.
+    rules: Rules
+    passages: tuple[Passage, ...]
+    # What was read, and what was seen in it.
+    bytes: int
+    sha256: str
+    counts: Counts
+
+
+@dataclass(frozen=True)
 class ConvertOrder:
     """Convert one source shard: one job."""
 
@@ -35,6 +50,8 @@ class ConvertOrder:
     # Where the source lies on this machine, and whether it was proven there.
     file: Path
     proven: bool = False
+    # Where its tokens are taken from, if it is not read itself.
+    exported: Exported | None = None
 
     @property
     def key(self) -> str:

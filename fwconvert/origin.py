@@ -20,6 +20,7 @@ from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
 from fwconvert.hub import Dataset
 from fwconvert.orders import ConvertOrder, Failure, Unfetched
+from fwconvert.receipt import Receipt
 
 _END = Stopped("all is fetched")
 
@@ -49,6 +50,9 @@ class Origin(Protocol):
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies on this machine, or will."""
 
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 that a source has now if it is not the one that was converted."""
+
     def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
         """Yield the orders as their files come."""
 
@@ -60,6 +64,22 @@ class Origin(Protocol):
 
     def notices(self) -> list[str]:
         """Return what a person should know since this was last asked."""
+
+
+def other_sha256(path: Path, receipt: Receipt) -> str | None:
+    """Return the sha256 of a file that is there and not the one of the receipt.
+
+    Hashed only if its size or its time is another: it may be a terabyte of files.
+    """
+    from fwconvert.source import prove  # noqa: PLC0415  # loads pyarrow
+
+    if not path.exists():
+        return None
+    now = path.stat()
+    if (now.st_size, now.st_mtime_ns) == (receipt.source_bytes, receipt.source_mtime_ns):
+        return None
+    found = prove(path, lambda: None).sha256
+    return None if found == receipt.source_sha256 else found
 
 
 class LocalOrigin:
@@ -78,6 +98,10 @@ class LocalOrigin:
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or where it was expected if it is missing."""
         return self._found.get(source.path, self._root / source.path)
+
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 of the file if it is another one by now."""
+        return other_sha256(self.place(source), receipt)
 
     def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
         """Yield all orders."""
@@ -154,6 +178,10 @@ class HubOrigin:
         if self._keep is None:
             return (self._private / self._part_name(source)).with_suffix(catalog.PARQUET)
         return self._found.get(source.path, self._keep / source.path)
+
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 of the file if it is there, and another one by now."""
+        return other_sha256(self.place(source), receipt)
 
     def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
         """Yield each order when its file is there and proven.

@@ -66,15 +66,22 @@ def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> d
     return guesses | dict(seen)
 
 
-def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int, fetched_files: int = 0) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    sizes: Mapping[str, Size],
+    workers: int,
+    fetched_files: int = 0,
+    counted: Mapping[str, int] | None = None,
+) -> Plan:
     """Return what the recipe needs. `sizes` has the sources whose footers were read, by path.
 
     `fetched_files` is how many sources are on the disk at a time because we fetched them.
+    `counted` has the tokens of each source, where somebody counted them already.
     """
     rules = recipe.rules
     files = recipe.source.files or _unlisted(recipe.source.totals)
     known = estimated_sizes(files, sizes)
-    tokens = {path: _tokens(rules, size) for path, size in known.items()}
+    tokens = counted or {path: _tokens(rules, size) for path, size in known.items()}
     rows = sum(size.rows for size in known.values())
     total, largest = sum(tokens.values()), max(files, key=lambda file: file.bytes, default=None)
     shards = _shards(rules, total)

@@ -21,7 +21,7 @@ from fwconvert.config import (
     check_rules,
 )
 from fwconvert.errors import UsageError, message
-from fwconvert.formats import FormatName
+from fwconvert.formats import Format, FormatName
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000
@@ -83,11 +83,8 @@ def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[
 def _rules(request: Request, manifest: SourceManifest) -> Rules:
     chosen, kind = vocabulary.find(request.tokenizer), formats.find(request.format)
     default = DEMO_SHARD_TOKENS if request.version == "demo" else SHARD_TOKENS
-    # What is one stream has no shards to choose the size, the layout or the names of.
-    size, name = (0, "") if kind.is_one_stream else (default, NAME)
-    layout: Layout = "contiguous" if kind.is_one_stream else "independent"
-    last: Last = "keep" if kind.is_one_stream else "merge"
-    shard_tokens = _chosen(request.shard_tokens, size)
+    usual = shape(kind, demo=request.version == "demo")
+    shard_tokens = _chosen(request.shard_tokens, usual["shard_tokens"])
     rules = Rules(
         tokenizer=request.tokenizer,
         vocabulary_sha256=chosen.sha256,
@@ -96,14 +93,22 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
         text_column=request.text_column,
         shard_tokens=shard_tokens,
         val_tokens=_chosen(request.val_tokens, shard_tokens or default),
-        layout=_chosen(request.layout, layout),
+        layout=_chosen(request.layout, usual["layout"]),
         format=kind.name,
-        name=_chosen(request.name, name),
+        name=_chosen(request.name, usual["name"]),
         block_digits=1,
-        last=_chosen(request.last, last),
+        last=_chosen(request.last, usual["last"]),
     )
     digits = block_digits(manifest.files, rules.block_tokens)
     return check_rules(msgspec.structs.replace(rules, block_digits=digits))
+
+
+def shape(kind: Format, *, demo: bool = False) -> dict[str, Any]:
+    """Return the rules of a format that nobody has told otherwise."""
+    if kind.is_one_stream:  # It has no shards to choose the size, the layout or the names of.
+        return {"shard_tokens": 0, "layout": "contiguous", "last": "keep", "name": ""}
+    size = DEMO_SHARD_TOKENS if demo else SHARD_TOKENS
+    return {"shard_tokens": size, "layout": "independent", "last": "merge", "name": NAME}
 
 
 def _chosen(given: T | None, default: T) -> T:

@@ -13,25 +13,23 @@ from pathlib import Path
 from fwconvert import (
     atomic,
     driver,
-    encoders,
-    needs,
+    places,
     process,
     request,
     run_manifest,
     session,
-    source,
-    vocabulary,
 )
-from fwconvert.config import Options, Recipe, SourceShard
+from fwconvert.config import Options, Recipe
 from fwconvert.engine import Limits, LocalEngine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.hub import Dataset
-from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
+from fwconvert.origin import Origin
 from fwconvert.patience import Patience, patiently
-from fwconvert.receipt import Quarantined, Receipt
+from fwconvert.receipt import Quarantined
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
+from fwconvert.supply import Sources, Supply
 from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
 
@@ -81,32 +79,30 @@ def convert(
     disk is too small, and OutputError if the output cannot be written. After
     any of these, or a crash, the same call goes on.
     """
-    started = time.monotonic()
     observer = observer or SilentObserver()
     stop = stop or StopSwitch()
+    recipe = _listed(recipe, options, RunFolder(options.out.absolute()), observer, stop)
+    return make(recipe, options, Sources(recipe, options), observer, stop)
+
+
+def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, stop: StopSwitch) -> Result:
+    """Make the token shards of a recipe that lists its sources from what `supply` has; see convert."""
+    started = time.monotonic()
     folder = RunFolder(options.out.absolute())
-    recipe = _listed(recipe, options, folder, observer, stop)
     refuse_other_recipe(folder, recipe)
-    origin = _origin(recipe, options, folder)
+    origin = supply.origin(folder)
     finished = _already_complete(folder, recipe, origin)
     if finished is not None:
         return _result(finished, len(recipe.source.files), started, untouched=True)
     if options.check_disk:
-        needs.check_disk(recipe, options, folder)
-    current = _new_session(folder, recipe, options, observer)
+        supply.check_disk(folder)
+    current = supply.session(folder, observer)
     with _session(folder, recipe, current):
+        places.save(folder, supply.place)
         work = _begin(folder, recipe, current, origin, observer, stop)
         found = len(work.survey.jobs)
         _carry_out(work, options)
         return _result(work, found, started)
-
-
-def _origin(recipe: Recipe, options: Options, folder: RunFolder) -> Origin:
-    if options.root is not None:
-        return LocalOrigin(recipe.source, options.root)
-    terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-    keep = None if options.keep_source is None else options.keep_source.absolute()
-    return HubOrigin(recipe.source, terms, folder.sources, keep)
 
 
 def _listed(
@@ -148,19 +144,6 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
 
 def _unclean(folder: RunFolder) -> set[str]:
     return {past.id for past in session.all_of(folder) if not past.ended}
-
-
-def _new_session(folder: RunFolder, recipe: Recipe, options: Options, observer: Observer) -> session.Session:
-    """Return a session that can begin: its encoder is there, and its vocabulary.
-
-    Whatever fails here fails before the folder belongs to the recipe.
-    """
-    known = vocabulary.find(recipe.rules.tokenizer)
-    encoder, reason = encoders.choose(options.encoder, known)
-    if reason:
-        observer.notice(reason)
-    vocabulary.provide(known, folder.vocabularies)
-    return session.new(options.worker_count, options.thread_count(len(recipe.source.files)), encoder)
 
 
 @contextmanager
@@ -211,28 +194,17 @@ def _refuse_changed_sources(work: Work) -> None:
         receipt = work.survey.jobs.get(file.path)
         if receipt is None or file.sha256 is not None:
             continue
-        path = work.origin.place(file)
-        if path.exists() and _seems_changed(path, receipt):
-            _compare(file, path, receipt.source_sha256)
-
-
-def _seems_changed(path: Path, receipt: Receipt) -> bool:
-    now = path.stat()
-    return (now.st_size, now.st_mtime_ns) != (receipt.source_bytes, receipt.source_mtime_ns)
-
-
-def _compare(file: SourceShard, path: Path, wanted: str) -> None:
-    found = source.prove(path, lambda: None).sha256
-    if found != wanted:
-        raise UsageError(
-            message(
-                "a source has changed since it was converted",
-                "put the old file back, or choose another --out",
-                source=file.path,
-                sha256_then=wanted,
-                sha256_now=found,
+        now = work.origin.changed(file, receipt)
+        if now is not None:
+            raise UsageError(
+                message(
+                    "a source has changed since it was converted",
+                    "put the old file back, or choose another --out",
+                    source=file.path,
+                    sha256_then=receipt.source_sha256,
+                    sha256_now=now,
+                )
             )
-        )
 
 
 def _carry_out(work: Work, options: Options) -> None:

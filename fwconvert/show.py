@@ -11,6 +11,7 @@ from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import RunManifest
+from fwconvert.run_reader import RunReader
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,24 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
     decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
     return line, list(_documents(folder, manifest, line, decoder, most))
+
+
+def numbered(out: Path, number: int) -> tuple[Document, str]:
+    """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
+    run = RunReader(out)
+    decoder = tokenizer.load(vocabulary.find(run.manifest.rules.tokenizer), run.folder.vocabularies)
+    located = run.document(number)
+    found = located.document
+    tokens = located.reader.tokens(found.start, found.end)
+    document = Document(
+        number=number,
+        source=run.manifest.sources[located.source].path,
+        row=found.row,
+        tokens=len(tokens),
+        whole=found.is_whole,
+        text=decoder.decode(tokens).decode(errors="replace"),
+    )
+    return document, ":".join(map(str, located.reader.place(found.start)))
 
 
 def find_shard(manifest: RunManifest, name: str) -> ShardLine:

@@ -6,6 +6,7 @@ column, bad UTF-8) becomes a SourceError that names it, and never wrong text.
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,18 +142,61 @@ def identity(path: Path, row: int) -> str:
     """Return what the column `id` says of a row, for messages; "unknown" if it cannot be told."""
     try:
         with _opened(path) as parquet:
-            for group in range(parquet.num_row_groups):
-                rows = parquet.metadata.row_group(group).num_rows
-                if row < rows:
-                    return str(parquet.read_row_group(group, ["id"])["id"][row])
-                row -= rows
+            group, place = _row_group(parquet, row)
+            if group is not None:
+                return str(parquet.read_row_group(group, ["id"])["id"][place])
     except (pa.ArrowException, OSError, ValueError, KeyError):
         pass
     return "unknown"
 
 
+@dataclass(frozen=True)
+class Row:
+    """One row: its text, alone in an array, and what the columns `id` and `url` say, if there are any."""
+
+    text: pa.Array
+    id: str | None
+    url: str | None
+
+
+def read_row(file: Path | io.RawIOBase, name: str, row: int, text_column: str) -> Row:
+    """Return a row of a parquet file, on this machine or not; reads one row group of it.
+
+    Raises SourceError, with `name`, if the file cannot be read or has no such row.
+    """
+    path = Path(name)
+    with reading(path), _opened(file) as parquet:
+        _check_column(parquet, path, text_column)
+        group, place = _row_group(parquet, row)
+        if group is None:
+            raise SourceError(message("a source file has no such row", file=name, row=f"{row:,}"))
+        known = [column for column in ("id", "url") if parquet.schema_arrow.names.count(column) == 1]
+        columns = [*dict.fromkeys([text_column, *known])]
+        for rows in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
+            if place < rows.num_rows:
+                told = {name: _told(rows[name][place]) for name in known}
+                text = _as_text(rows[text_column].slice(place, 1), path, row)
+                return Row(text, told.get("id"), told.get("url"))
+            place -= rows.num_rows
+    raise SourceError(message("a source file has fewer rows than its footer says", file=name))
+
+
+def _told(value: pa.Scalar) -> str | None:
+    return str(value) if value.is_valid else None
+
+
+def _row_group(parquet: pq.ParquetFile, row: int) -> tuple[int | None, int]:
+    """Return the row group that has a row, and its place in there."""
+    for group in range(parquet.num_row_groups):
+        rows = parquet.metadata.row_group(group).num_rows
+        if row < rows:
+            return group, row
+        row -= rows
+    return None, row
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _opened(path: Path | io.RawIOBase) -> Iterator[pq.ParquetFile]:
     # pre_buffer would hold the whole column in memory; buffer_size reads a large
     # row group page by page; checksums are verified where the writer left any.
     with pq.ParquetFile(

@@ -15,13 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from fwconvert import names, receipt, run_manifest, vocabulary
-from fwconvert.config import check_rules, default_workers
-from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.config import default_workers
+from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
 from fwconvert.receipt import JoinReceipt, Receipt
 from fwconvert.run_manifest import JobLine, RunManifest
 from fwconvert.verify_manifest import FILE, Account, Expected
 from fwconvert.verify_manifest import problems as manifest_problems
+from fwconvert.verify_manifest import read as read_manifest
 from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
 
 __all__ = ["Problem", "Report", "verify"]
@@ -53,7 +54,7 @@ def verify(out: Path, threads: int = 0) -> Report:
     """
     started = time.monotonic()
     folder = RunFolder(out)
-    account = Account(_manifest(folder))
+    account = Account(read_manifest(folder))
     audits = _audits(folder, account, threads or default_workers())
     problems = [*manifest_problems(account)]
     problems += [problem for one in audits.values() for problem in one.problems]
@@ -67,18 +68,6 @@ def verify(out: Path, threads: int = 0) -> Report:
         seconds=time.monotonic() - started,
         problems=tuple(problems),
     )
-
-
-def _manifest(folder: RunFolder) -> RunManifest:
-    manifest = run_manifest.read(folder)
-    try:
-        check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
-    except UsageError as error:
-        raise ManifestError(
-            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
-        ) from error
-    return manifest
 
 
 def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audit]:

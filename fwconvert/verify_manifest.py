@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from fwconvert import names, pack, vocabulary
-from fwconvert.config import Recipe, Rules
-from fwconvert.errors import ManifestError
+from fwconvert import names, pack, run_manifest, vocabulary
+from fwconvert.config import Recipe, Rules, check_rules
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards
 from fwconvert.receipt import Absorbed, ShardLine
 from fwconvert.run_manifest import Headline, JobLine, RunManifest
@@ -149,6 +150,19 @@ class Account:
             is_val = block == 0 and pack.has_validation(rules, index)
             split: names.Split = "val" if is_val else "train"
             yield Expected(names.job_shard(rules, split, index, block), split, size, ((index, 0),))
+
+
+def read(folder: RunFolder) -> RunManifest:
+    """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
+    manifest = run_manifest.read(folder)
+    try:
+        check_rules(manifest.rules)
+        vocabulary.find(manifest.rules.tokenizer)
+    except UsageError as error:
+        raise ManifestError(
+            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
+        ) from error
+    return manifest
 
 
 def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:

@@ -130,6 +130,11 @@ def read_table(vocabulary: Vocabulary, folder: Path) -> bytes:
     return table
 
 
+def provided_name(vocabulary: Vocabulary) -> str:
+    """Return the name of a rank table's file in the folder that it is provided in."""
+    return f"{vocabulary.sha256}.tiktoken"
+
+
 def _is_built_in(vocabulary: Vocabulary) -> bool:
     return not vocabulary.table or vocabulary.table in BUNDLED
 
@@ -155,7 +160,7 @@ def _from_folder(vocabulary: Vocabulary, folder: Path) -> tuple[str, bytes]:
 
 
 def _provided(vocabulary: Vocabulary, folder: Path) -> Path:
-    return folder / f"{vocabulary.sha256}.tiktoken"
+    return folder / provided_name(vocabulary)
 
 
 def _is_provided(vocabulary: Vocabulary, folder: Path) -> bool:

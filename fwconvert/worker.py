@@ -16,7 +16,8 @@ import msgspec
 
 from fwconvert import atomic, names, pack, process, receipt, source
 from fwconvert.documents import Documents
-from fwconvert.errors import OutputError, SourceError, Stopped, message
+from fwconvert.errors import FwconvertError, OutputError, SourceError, Stopped, message
+from fwconvert.exported import ExportedDocuments
 from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
@@ -36,14 +37,14 @@ def perform(order: Order) -> Outcome:
     except OutputError as error:
         return Failure("output", str(error), traceback.format_exc())
     except BaseException as error:  # noqa: BLE001  # the one place that must survive everything
-        text = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {error}"
         return Failure("job", text, traceback.format_exc())
 
 
 def convert(order: ConvertOrder) -> Receipt:
     """Convert one source shard. Its files appear under their final names together, at the end."""
     folder = RunFolder(order.context.out)
-    documents = Documents(order)
+    documents = Documents(order) if order.exported is None else ExportedDocuments(order, order.exported)
     with ExitStack() as unpublished, ThreadPoolExecutor(2) as aside:
         proving = aside.submit(_prove, order)
         if order.source.sha256 is not None:
@@ -54,7 +55,8 @@ def convert(order: ConvertOrder) -> Receipt:
             blocks.add(piece)
             process.stop_if_asked()
         proof = proving.result()
-        source.unchanged(order.file, proof)
+        if order.exported is None:
+            source.unchanged(order.file, proof)
         made = blocks.finish(documents, proof)
         blocks.publish(folder)
     receipt.publish(made, folder.receipt(order.key), folder.temporary)
@@ -107,7 +109,7 @@ class _Blocks:
             self._full.append(self._current)
             self._current = self._open()
 
-    def finish(self, documents: Documents, proof: source.Proof) -> Receipt:
+    def finish(self, documents: Documents | ExportedDocuments, proof: source.Proof) -> Receipt:
         """Bring what is left to the disk as the tail; return the receipt of it all."""
         context, tail, counts = self._order.context, self._current, documents.counts()
         tail.finish()
@@ -165,7 +167,10 @@ class _Blocks:
 def _prove(order: ConvertOrder) -> source.Proof:
     """Hash the source, unless whoever fetched it has, and compare it with what is known of it."""
     wanted = order.source
-    if order.proven and wanted.sha256 is not None:
+    if order.exported is not None:
+        # No decision rests on the time alone: whoever has the file will hash it.
+        proof = source.Proof(order.exported.sha256, order.exported.bytes, 0)
+    elif order.proven and wanted.sha256 is not None:
         proof = source.look(order.file, wanted.sha256)
     else:
         proof = source.prove(order.file, process.stop_if_asked)

@@ -154,6 +154,11 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def shards(out: Path) -> dict[str, str]:
     """Return the sha256 of every token shard and every document index."""
     return {name: digest for name, digest in tree(out).items() if name != "manifest.json"}

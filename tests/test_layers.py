@@ -22,14 +22,16 @@ ROWS = (
     ("cli",),
     ("commands",),
     ("__init__", "progress"),
-    ("run", "status"),
-    ("driver", "verify", "work"),
-    ("engine", "show", "verify_manifest"),
+    ("export_run", "trace"),
+    ("run", "show", "source_row", "status"),
+    ("supply",),
+    ("driver", "run_reader", "verify", "work"),
+    ("engine", "verify_manifest"),
     ("worker",),
-    ("documents", "needs", "run_manifest", "verify_shard"),
-    ("fast", "origin", "pin", "saved_plan", "scan", "session", "survey", "tails"),
-    ("encoders", "fetch", "folder", "join", "orders", "request", "shard", "source", "tokenizer"),
-    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "vocabulary"),
+    ("documents", "exported", "needs", "run_manifest", "verify_shard"),
+    ("fast", "origin", "pin", "places", "saved_plan", "scan", "session", "stream_reader", "survey", "tails"),
+    ("encoders", "fetch", "folder", "join", "orders", "ranges", "request", "shard", "source", "tokenizer"),
+    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "stream", "vocabulary"),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records"),
     ("ahead", "blocks", "columns", "doubtful", "errors"),
@@ -100,7 +102,7 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "formats", "sidecars"])
+@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "formats", "sidecars", "stream"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 

@@ -90,7 +90,8 @@ def as_megatron(stem: str, tokens: Any, tokenizer: str) -> Files:
 def as_datatrove(stem: str, tokens: Any, tokenizer: str) -> Files:
     ends = document_ends(tokens, tokenizer)
     # Three digits for people.
-    people = f"{len(tokens) / 1000:.2f} kT" if len(tokens) >= 1000 else f"{len(tokens):.{3 - len(str(len(tokens)))}f} T"
+    count = len(tokens)
+    people = f"{count / 1000:.2f} kT" if count >= 1000 else f"{count:.{3 - len(str(count))}f} T"
     lines = f"{tokenizer}|{WIDTHS[tokenizer]}\n{len(tokens)}\n{people}"
     index = struct.pack(f"<{len(ends)}Q", *ends)
     return {f"{stem}.ds": tokens.tobytes(), f"{stem}.ds.index": index, f"{stem}.ds.metadata": lines.encode()}

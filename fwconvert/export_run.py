@@ -1,0 +1,246 @@
+"""Make a run of another layout, size, side of the separator, name or format from a finished run.
+
+The same pipeline with other documents: a job for each source, whose tokens come
+from the token shards of the finished run instead of parquet and an encoder. So
+receipts, tails, join, retries and resume are those of a conversion, and so are
+the bytes: an export is what a conversion of the same recipe gives.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from fwconvert import atomic, formats, needs, places, plan, request, session, verify_manifest, vocabulary
+from fwconvert.config import (
+    EotSide,
+    Last,
+    Layout,
+    Options,
+    Recipe,
+    SourceShard,
+    block_digits,
+    check_rules,
+)
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.formats import Format
+from fwconvert.orders import ConvertOrder, Exported
+from fwconvert.origin import Ready
+from fwconvert.plan import Size
+from fwconvert.receipt import Counts, Receipt
+from fwconvert.run import Result, SilentObserver, make
+from fwconvert.run_reader import RunReader
+from fwconvert.work import Observer, StopSwitch
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is to be other than in the run that is exported. None: the same."""
+
+    eot: EotSide | None = None
+    shard_tokens: int | None = None
+    val_tokens: int | None = None
+    layout: Layout | None = None
+    last: Last | None = None
+    name: str | None = None
+    format: str | None = None
+
+
+def export(
+    run: Path,
+    options: Options,
+    observer: Observer | None = None,
+    stop: StopSwitch | None = None,
+    **changes: Any,
+) -> Result:
+    """Make the run that a conversion with these changes would give, from the finished run in `run`.
+
+    `changes` are those of the class Changes; `options.out` is the new folder.
+    Nothing is tokenised again. Returns and raises as `convert` does, and goes
+    on like it after a crash.
+    """
+    return Export(run, Changes(**changes)).carry_out(options, observer, stop)
+
+
+class Export:
+    """A finished run, and the recipe of what is to be made from it."""
+
+    def __init__(self, run: Path, changes: Changes) -> None:
+        self._run = RunReader(run.absolute())
+        _refuse_unfinished(self._run)
+        self.recipe = changed_recipe(self._run.manifest.recipe(), changes)
+
+    def carry_out(
+        self, options: Options, observer: Observer | None = None, stop: StopSwitch | None = None
+    ) -> Result:
+        """Make it, or go on where an earlier call stopped."""
+        _refuse_inside(options.out, self._run.folder.path)
+        supply = _FinishedRun(self._run, self.recipe, options)
+        return make(self.recipe, options, supply, observer or SilentObserver(), stop or StopSwitch())
+
+
+def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return the recipe with other rules, as if somebody had asked for it by name."""
+    given = {one.name: getattr(changes, one.name) for one in fields(changes)}
+    given = {name: value for name, value in given.items() if value is not None}
+    old, files = recipe.rules, recipe.source.files
+    given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
+    tokens = given.get("shard_tokens", old.shard_tokens)
+    if tokens and old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
+        given.setdefault("val_tokens", tokens)
+    new = msgspec.structs.replace(old, **given)
+    digits = block_digits(files, max(1, new.block_tokens))
+    return Recipe(recipe.source, check_rules(msgspec.structs.replace(new, block_digits=digits)))
+
+
+def _of_format(recipe: Recipe, kind: Format) -> dict[str, Any]:
+    """Return what another format has other than the old one, unless told."""
+    old = recipe.rules.kind
+    if kind is old:
+        return {}
+    if kind.is_one_stream == old.is_one_stream:
+        return {"eot": kind.eot}
+    return {"eot": kind.eot, **request.shape(kind, demo=recipe.source.dataset == "demo")}
+
+
+def _refuse_unfinished(run: RunReader) -> None:
+    manifest, account = run.manifest, run.account
+    if not manifest.headline.complete:
+        missing = [file.path for at, file in enumerate(manifest.sources) if at not in account.jobs]
+        waits = f"{len(missing):,} sources, the first is {missing[0]}" if missing else "the join of the tails"
+        raise UsageError(
+            message(
+                "only a finished run can be exported",
+                "run the command that makes it again, to its end",
+                folder=run.folder.path,
+                converted=f"{len(account.jobs):,} of {len(manifest.sources):,} sources",
+                missing=waits,
+            )
+        )
+    problem = next(verify_manifest.problems(account), None)
+    if problem is not None:
+        raise ManifestError(
+            message(
+                "the run manifest contradicts itself, so the run cannot be exported",
+                f"see what is wrong: fwconvert verify {run.folder.path}",
+                file=problem.file,
+                problem=problem.what,
+            )
+        )
+    lost = [p for passages in run.streams for p in passages if not p.shard.sha256]
+    if lost:
+        raise UsageError(
+            message(
+                "this run has dropped tokens that filled no last shard, so it cannot be exported",
+                "export a run that was made with --last merge or --last keep",
+                folder=run.folder.path,
+                dropped=f"{sum(passage.tokens for passage in lost):,} tokens",
+            )
+        )
+
+
+def _refuse_inside(out: Path, run: Path) -> None:
+    if out.resolve().is_relative_to(run.resolve()):
+        raise UsageError(
+            message(
+                "the export cannot be made inside the run that it comes from",
+                "choose another --out",
+                run=run,
+                out=out,
+            )
+        )
+
+
+class _FinishedRun:
+    """The token shards of a finished run, in place of the sources."""
+
+    def __init__(self, run: RunReader, recipe: Recipe, options: Options) -> None:
+        self._run = run
+        self._recipe = recipe
+        self._options = options
+        self.place = places.read(run.folder)
+
+    def origin(self, folder: RunFolder) -> "_RunOrigin":
+        """Return what hands out the orders."""
+        assert folder.path != self._run.folder.path
+        return _RunOrigin(self._run)
+
+    def check_disk(self, folder: RunFolder) -> None:
+        """Raise UsageError if the output does not fit. Its size is known."""
+        jobs = self._run.manifest.jobs
+        sizes = {job.path: Size(job.documents, job.text_bytes) for job in jobs}
+        tokens = {job.path: job.tokens for job in jobs}
+        workers = max(1, min(self._options.worker_count, len(jobs)))
+        needed = plan.make_plan(self._recipe, sizes, workers, counted=tokens)
+        there, free = needs.bytes_there(folder), needs.free_bytes(folder.path)
+        plan.check_disk(needed, there, free, str(self._options.out))
+
+    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+        """Return a session that can begin; it encodes nothing."""
+        observer.notice(f"taking the tokens from {self._run.folder.path}")
+        self._take_vocabulary(folder)
+        return session.new(self._options.worker_count, 1, "exported")
+
+    def _take_vocabulary(self, folder: RunFolder) -> None:
+        """Lay the rank table beside the output for whoever decodes it, if the run has it."""
+        known = vocabulary.find(self._recipe.rules.tokenizer)
+        name = vocabulary.provided_name(known)
+        with suppress(OSError, ManifestError):
+            if not (folder.vocabularies / name).exists() and (self._run.folder.vocabularies / name).exists():
+                table = vocabulary.read_table(known, self._run.folder.vocabularies)
+                atomic.make_folder(folder.vocabularies)
+                atomic.replace(folder.vocabularies / name, table)
+
+
+class _RunOrigin:
+    """Hands out orders whose tokens come from a finished run."""
+
+    def __init__(self, run: RunReader) -> None:
+        self._run = run
+        self._jobs = {job.path: job for job in run.manifest.jobs}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def place(self, source: SourceShard) -> Path:
+        """Return the folder of the run: the source itself is not needed."""
+        assert source.path in self._jobs
+        return self._run.folder.path
+
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 of the source that the run has, if it is another."""
+        now = self._jobs[source.path].sha256
+        return None if now == receipt.source_sha256 else now
+
+    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+        """Yield all orders, each with where its tokens stand."""
+        for order in orders:
+            yield replace(order, exported=self._exported(order))
+
+    def release(self, source: SourceShard) -> None:
+        """Leave the run as it is."""
+
+    def traffic(self) -> None:
+        """Tell that nothing is fetched."""
+
+    def notices(self) -> list[str]:
+        """Return nothing: there is nothing to tell."""
+        return []
+
+    def _exported(self, order: ConvertOrder) -> Exported:
+        job = self._jobs[order.source.path]
+        return Exported(
+            run=self._run.folder.path,
+            rules=self._run.manifest.rules,
+            passages=self._run.streams[order.source_index],
+            bytes=job.bytes,
+            sha256=job.sha256,
+            counts=Counts(**{name: getattr(job, name) for name in Counts.__struct_fields__}),
+        )

@@ -1,0 +1,34 @@
+"""Where a run's sources were on this machine: a hint for whoever looks for a document in them later.
+
+Private to the run's folder, and no decision rests on it: sources move.
+"""
+
+from pathlib import Path
+
+from fwconvert import records
+from fwconvert.errors import ManifestError
+from fwconvert.folder import RunFolder
+from fwconvert.records import Record
+
+
+class Places(Record, frozen=True, tag="fwconvert places 1"):
+    """The folder that the paths of the sources start from."""
+
+    root: str
+
+
+def save(folder: RunFolder, root: Path | None) -> None:
+    """Keep the hint, unless there is none or it is kept already."""
+    if root is None or not str(root).isprintable():
+        return
+    content = records.encode(Places(str(root.absolute()))) + b"\n"
+    if not folder.places.is_file() or folder.places.read_bytes() != content:
+        folder.write(folder.places, content)
+
+
+def read(folder: RunFolder) -> Path | None:
+    """Return the hint, or None if there is none that can be read."""
+    try:
+        return Path(records.read(folder.places, Places).root)
+    except ManifestError:
+        return None

@@ -1,0 +1,142 @@
+"""A run that is read, and not made: its sources as streams of tokens, its documents by number.
+
+What the run manifest says is held against what its jobs must have given before
+any token is looked at. A run that is not finished can be read as far as it is.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+from fwconvert import stream, verify_manifest
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import ShardLine
+from fwconvert.run_manifest import RunManifest
+from fwconvert.stream import Passage
+from fwconvert.stream_reader import Document, StreamReader
+from fwconvert.verify_manifest import Account, Expected
+
+
+@dataclass(frozen=True)
+class Located:
+    """A document of the run, and how to read it."""
+
+    source: int
+    # In the run, counted from 1; None if a source before it is not converted yet.
+    number: int | None
+    document: Document
+    reader: StreamReader
+    # The token that was asked for, in the stream of the source.
+    position: int
+
+
+class RunReader:
+    """The run in a folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.folder = RunFolder(out)
+        self.manifest: RunManifest = verify_manifest.read(self.folder)
+        self.account = Account(self.manifest)
+        self.account.recipe.source.check()
+
+    @cached_property
+    def streams(self) -> list[tuple[Passage, ...]]:
+        """The stream of each source whose job is done; joined shards to be made stand in it too."""
+        lines = {line.name: line for line in self.manifest.shards}
+        shards = [_matching(shard, lines) for shard in (*self.account.own, *self.account.joined)]
+        found = stream.passages(shards, len(self.manifest.sources))
+        return [self._with_the_rest(source, passages) for source, passages in enumerate(found)]
+
+    def _with_the_rest(self, source: int, passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        """Return a stream with a stand-in for tokens in no token shard: a tail not joined yet, or dropped."""
+        job, length = self.account.jobs.get(source), stream.length(passages)
+        if job is None or job.tokens <= length:
+            return passages
+        rest = _unmade(f"the tail of {job.path}", job.tokens - length, ())
+        return (*passages, Passage(rest, 0, length, rest.tokens))
+
+    def reader(self, source: int) -> StreamReader:
+        """Return what reads the stream of a source."""
+        return StreamReader(self.folder.path, self.manifest.rules, self.streams[source])
+
+    def find(self, line: ShardLine, offset: int) -> Located:
+        """Return the document that has a token of a token shard."""
+        source = next((index for index, first in reversed(line.segments) if first <= offset), -1)
+        passages = self.streams[source] if 0 <= source < len(self.streams) else ()
+        here = (passage for passage in passages if passage.shard.name == line.name)
+        # A shard may have two passages of one source, if it has taken in a full one.
+        passage = next((one for one in here if 0 <= offset - one.first < one.tokens), None)
+        if passage is None:
+            raise UsageError(
+                message(
+                    "nobody can tell yet to which source these tokens belong: a job is to be done again",
+                    "run the command that makes the run again, to its end",
+                    shard=line.name,
+                )
+            )
+        reader = self.reader(source)
+        position = passage.start + offset - passage.first
+        document = reader.document_at(position)
+        before = self._documents_before(source)
+        number = None if before is None else before + document.number + 1
+        return Located(source, number, document, reader, position)
+
+    def document(self, number: int) -> Located:
+        """Return a document by its number in the run, counted from 1: those of the first source first."""
+        counts = [self._documents(source) for source in range(len(self.manifest.sources))]
+        ends = list(accumulate(counts))
+        source = next((at for at, end in enumerate(ends) if number <= end), None)
+        missing = [at for at in range(len(counts)) if at not in self.account.jobs]
+        if missing and (source is None or missing[0] < source):
+            raise UsageError(
+                message(
+                    "the run is not finished, so nobody can tell yet which document this is",
+                    "run the command that makes the run again, to its end",
+                    document=f"{number:,}",
+                    not_converted=self.manifest.sources[missing[0]].path,
+                )
+            )
+        if source is None:
+            raise UsageError(
+                message(
+                    "the run has not so many documents",
+                    f"choose a number from 1 to {sum(counts):,}",
+                    document=f"{number:,}",
+                )
+            )
+        reader = self.reader(source)
+        document = reader.document(number - 1 - ends[source] + counts[source])
+        return Located(source, number, document, reader, document.start)
+
+    def _documents(self, source: int) -> int:
+        job = self.account.jobs.get(source)
+        return job.documents if job else 0
+
+    def _documents_before(self, source: int) -> int | None:
+        if any(index not in self.account.jobs for index in range(source)):
+            return None
+        return sum(self._documents(index) for index in range(source))
+
+
+def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
+    """Return the line of a token shard, or one without hashes if it is not made yet."""
+    line = lines.get(shard.name)
+    if line is None:
+        return _unmade(shard.name, shard.tokens, shard.segments)
+    if (line.split, line.tokens, line.segments) != (shard.split, shard.tokens, shard.segments):
+        raise ManifestError(
+            message(
+                "a run manifest contradicts itself: a token shard is not what the jobs must have given",
+                "see what is wrong with fwconvert verify",
+                shard=line.name,
+                wanted=f"{shard.split}, {shard.tokens:,} tokens, segments {shard.segments}"[:500],
+                found=f"{line.split}, {line.tokens:,} tokens, segments {line.segments}"[:500],
+            )
+        )
+    return line
+
+
+def _unmade(name: str, tokens: int, segments: tuple[tuple[int, int], ...]) -> ShardLine:
+    return ShardLine(name, "train", tokens, 0, 0, "", "", segments)

@@ -1,0 +1,66 @@
+"""Where the tokens of a run come from, and what it takes to have them.
+
+The seam between a run and its input: source shards here, the token shards of
+another run in `export_run`.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from fwconvert import encoders, needs, session, vocabulary
+from fwconvert.config import Options, Recipe
+from fwconvert.folder import RunFolder
+from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
+from fwconvert.work import Observer
+
+
+class Supply(Protocol):
+    """Where the tokens of a run come from, and what it takes to have them."""
+
+    # Where the sources lie on this machine, for whoever looks for them later.
+    place: Path | None
+
+    def origin(self, folder: RunFolder) -> Origin:
+        """Return what hands out the orders of the run."""
+
+    def check_disk(self, folder: RunFolder) -> None:
+        """Raise UsageError if the disk is too small."""
+
+    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+        """Return a session that can begin."""
+
+
+class Sources:
+    """The source shards themselves."""
+
+    def __init__(self, recipe: Recipe, options: Options) -> None:
+        self._recipe = recipe
+        self._options = options
+        self.place = options.root if options.root is not None else options.keep_source
+
+    def origin(self, folder: RunFolder) -> Origin:
+        """Return the files on this machine, or the hub."""
+        options, manifest = self._options, self._recipe.source
+        if options.root is not None:
+            return LocalOrigin(manifest, options.root)
+        terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
+        keep = None if options.keep_source is None else options.keep_source.absolute()
+        return HubOrigin(manifest, terms, folder.sources, keep)
+
+    def check_disk(self, folder: RunFolder) -> None:
+        """Raise UsageError if the output, or the sources that are fetched, do not fit."""
+        needs.check_disk(self._recipe, self._options, folder)
+
+    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+        """Return a session that can begin: its encoder is there, and its vocabulary.
+
+        Whatever fails here fails before the folder belongs to the recipe.
+        """
+        options = self._options
+        known = vocabulary.find(self._recipe.rules.tokenizer)
+        encoder, reason = encoders.choose(options.encoder, known)
+        if reason:
+            observer.notice(reason)
+        vocabulary.provide(known, folder.vocabularies)
+        threads = options.thread_count(len(self._recipe.source.files))
+        return session.new(options.worker_count, threads, encoder)

@@ -1,0 +1,47 @@
+"""Where a run's tokens come from, and the hint that is kept of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from examples import RECIPE
+
+from fwconvert import places
+from fwconvert.config import Options
+from fwconvert.folder import RunFolder
+from fwconvert.supply import Sources
+
+
+@pytest.mark.parametrize("option", ["root", "keep_source"])
+def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    chosen: dict[str, Any] = {option: tmp_path / "here"}
+    options = Options(tmp_path / "run", **chosen)
+
+    places.save(folder, Sources(RECIPE, options).place)
+
+    assert places.read(folder) == tmp_path / "here"
+
+
+def test_sources_that_are_fetched_and_removed_leave_no_hint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+
+    places.save(folder, Sources(RECIPE, Options(tmp_path / "run")).place)
+
+    assert places.read(folder) is None
+    assert not folder.places.exists()
+
+
+def test_a_hint_that_is_right_is_not_written_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    places.save(folder, tmp_path)
+    before = folder.places.stat().st_mtime_ns
+
+    places.save(folder, tmp_path)
+    assert folder.places.stat().st_mtime_ns == before
+
+    places.save(folder, tmp_path / "other")
+    assert places.read(folder) == tmp_path / "other"
