@@ -83,7 +83,9 @@ class _Surveyor:
         made = self._receipt(path, JoinReceipt)
         if made is None:
             return
-        if path.name != f"{made.shard.name}.json" or not self._names_are_ours([made.shard]):
+        taken_is_ours = made.taken is None or names.is_shard(self.rules, made.taken.name)
+        is_ours = taken_is_ours and self._names_are_ours([made.shard])
+        if path.name != f"{made.shard.name}.json" or not is_ours:
             self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
             return
         if self._trusts(made.session, _shard_files(self.folder, self.rules, made.shard)):

@@ -241,10 +241,10 @@ class Work:
 
     def _remove_absorbed(self, join: JoinReceipt) -> None:
         if join.taken:
-            atomic.remove(self.folder.shard(join.taken.name))
-            atomic.remove(self.folder.shard_index(join.taken.name))
-            for beside in names.sidecars(self.recipe.rules, join.taken.name):
-                atomic.remove(self.folder.shard(beside))
+            name = join.taken.name
+            for file in (name, *names.sidecars(self.recipe.rules, name)):
+                atomic.remove(self.folder.shard(file))
+            atomic.remove(self.folder.shard_index(name))
 
     def _remove_tail_if_joined(self, source_index: int) -> None:
         path = self.recipe.source.files[source_index].path
