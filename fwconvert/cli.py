@@ -176,6 +176,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         help="tokens for validation, from the first source (default: one shard; 0: none)")  # fmt: skip
     add("--layout", choices=("independent", "contiguous"),
         help="independent (default): shards per source; contiguous: one stream, as llm.c")  # fmt: skip
+    add("--last", choices=("merge", "keep", "drop"),
+        help="tokens that fill no last shard: merge (default) with the one before, keep or drop")  # fmt: skip
     add("--name", metavar="PREFIX", help="how file names begin (default: edu_fineweb)")
 
 

@@ -23,6 +23,8 @@ from fwconvert.records import Part, Record, digest
 Layout = Literal["independent", "contiguous"]
 EotSide = Literal["before", "after"]
 TokenType = Literal["uint16", "uint32"]
+# What becomes of the tokens that do not fill a last shard.
+Last = Literal["keep", "drop", "merge"]
 # All encoders give the same ids; the choice is one of speed.
 EncoderChoice = Literal["auto", "fast", "reference"]
 Encoder = Literal["fast", "reference"]
@@ -98,8 +100,12 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
             seen.add(file.path)
 
 
-class Rules(Part, frozen=True):
-    """How a source shard becomes token shards: the recipe without its sources."""
+class Rules(Part, frozen=True, omit_defaults=True):
+    """How a source shard becomes token shards: the recipe without its sources.
+
+    What has a default came later. It is not written where it is the default, so
+    that the recipes of before keep their ids.
+    """
 
     tokenizer: str
     vocabulary_sha256: str
@@ -113,6 +119,7 @@ class Rules(Part, frozen=True):
     format: FormatName
     name: str
     block_digits: int
+    last: Last = "keep"
 
     @property
     def token_bytes(self) -> int:
@@ -224,9 +231,11 @@ def check_rules(rules: Rules) -> Rules:
     kind = rules.kind
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:
-        kind.check_stream(rules.layout, rules.shard_tokens, rules.name)
+        kind.check_stream(rules.layout, rules.shard_tokens, rules.name, rules.last)
     else:
-        _check_count("--shard-tokens", rules.shard_tokens, 1, most, kind.limit)
+        # The last shard takes in what does not fill another.
+        longest = most // 2 if rules.last == "merge" else most
+        _check_count("--shard-tokens", rules.shard_tokens, 1, longest, kind.limit)
         _check_name(rules.name)
         kind.check_name(rules.name)
     _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)

@@ -95,12 +95,13 @@ class Format:
                 )
             )
 
-    def check_stream(self, layout: str, shard_tokens: int, name: str) -> None:
+    def check_stream(self, layout: str, shard_tokens: int, name: str, last: str) -> None:
         """Raise UsageError if something was chosen that one stream does not have."""
         for flag, given, only in (
             ("layout", layout, "contiguous"),
             ("shard-tokens", shard_tokens, 0),
             ("name", name, ""),
+            ("last", last, "keep"),
         ):
             if given != only:
                 raise UsageError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Literal
 
 from fwconvert.config import Recipe, Rules
@@ -61,6 +62,7 @@ def index_owner(rules: Rules, file_name: str) -> str | None:
     return shard if file_name.endswith(_INDEX_SUFFIX) and is_shard(rules, shard) else None
 
 
+@lru_cache(4096)  # asked for several times while a job is in hand
 def job_key(path: str) -> str:
     """Return a file name for a job: readable, safe on every system, different for different paths."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:]

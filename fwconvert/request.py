@@ -10,6 +10,7 @@ from fwconvert import catalog, demo, formats, records, vocabulary
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
+    Last,
     Layout,
     Recipe,
     Rules,
@@ -42,6 +43,7 @@ class Request:
     shard_tokens: int | None = None
     val_tokens: int | None = None
     layout: Layout | None = None
+    last: Last | None = None
     name: str | None = None
 
 
@@ -84,6 +86,7 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
     # What is one stream has no shards to choose the size, the layout or the names of.
     size, name = (0, "") if kind.is_one_stream else (default, NAME)
     layout: Layout = "contiguous" if kind.is_one_stream else "independent"
+    last: Last = "keep" if kind.is_one_stream else "merge"
     shard_tokens = _chosen(request.shard_tokens, size)
     rules = Rules(
         tokenizer=request.tokenizer,
@@ -97,6 +100,7 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
         format=kind.name,
         name=_chosen(request.name, name),
         block_digits=1,
+        last=_chosen(request.last, last),
     )
     digits = block_digits(manifest.files, rules.block_tokens)
     return check_rules(msgspec.structs.replace(rules, block_digits=digits))

@@ -2,8 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fwconvert.config import Rules
 from fwconvert.errors import ShardError, message
@@ -11,25 +14,31 @@ from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
 from fwconvert.receipt import Segment
-from fwconvert.shard import map_array, numpy_type, tail_index_type
+from fwconvert.shard import map_array, numpy_type, read_index, read_tokens, tail_index_type
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21
 
 
 def joined_pieces(folder: RunFolder, order: JoinOrder) -> Iterator[Piece]:
-    """Yield the tokens and the document starts of a joined shard, read from the tails."""
+    """Yield the tokens and the document starts of a joined shard: a job's shard, if any, then the tails."""
+    rules = order.context.rules
+    if order.absorbed:
+        path, index = folder.shard(order.absorbed.name), folder.shard_index(order.absorbed.name)
+        read_tokens(path, rules.token_type, rules.kind)  # It is a token shard, and whole.
+        whole = Segment(order.absorbed.source, 0, 0, order.absorbed.tokens)
+        yield from _pieces(path, read_index(index, rules.kind), whole, rules)
     for segment, key in zip(order.segments, order.tails, strict=True):
-        yield from _pieces(folder, order.context.rules, segment, key)
+        index_of_tail = map_array(folder.tail_index(key), tail_index_type(rules), 0)
+        yield from _pieces(folder.tail(key), index_of_tail, segment, rules)
 
 
-def _pieces(folder: RunFolder, rules: Rules, segment: Segment, key: str) -> Iterator[Piece]:
-    path, kind, stop = folder.tail(key), numpy_type(rules.token_type), segment.start + segment.tokens
+def _pieces(path: Path, index: NDArray[Any], segment: Segment, rules: Rules) -> Iterator[Piece]:
+    kind, stop = numpy_type(rules.token_type), segment.start + segment.tokens
     header_bytes = rules.kind.header_bytes
-    index = map_array(folder.tail_index(key), tail_index_type(rules), 0)
-    starts = index["start"]
     if stop > len(map_array(path, kind, header_bytes)):
-        raise ShardError(message("a tail is shorter than its receipt says", file=path))
+        raise ShardError(message("a file is shorter than its receipt says", file=path))
+    starts = index["start"]
     for begin in range(segment.start, stop, _STEP):
         end = min(begin + _STEP, stop)
         first, last = bisect_left(starts, begin), bisect_left(starts, end)

@@ -88,6 +88,14 @@ def test_a_shard_may_be_as_large_as_its_format_allows_and_no_larger(
             check_rules(rules_with(format=name, token_type=token_type, **{flag: most + 1}))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "raw"])
+def test_a_shard_that_may_take_in_another_may_be_half_as_large(name: FormatName) -> None:
+    most = formats.find(name).most(2) // 2
+    check_rules(rules_with(format=name, last="merge", shard_tokens=most))
+    with pytest.raises(UsageError, match=f"{most:,}"):
+        check_rules(rules_with(format=name, last="merge", shard_tokens=most + 1))
+
+
 def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"(?s)'npz'.*llmc, npy, raw, megatron, datatrove"):
         formats.find("npz")
@@ -151,6 +159,8 @@ def test_other_names_belong_to_no_shard(name: FormatName, file: str) -> None:
         ({"layout": "independent"}, "--layout"),
         ({"shard_tokens": 1000}, "--shard-tokens"),
         ({"name": "mine"}, "--name"),
+        ({"last": "drop"}, "--last"),
+        ({"last": "merge"}, "--last"),
     ],
 )
 def test_what_one_stream_does_not_have_cannot_be_chosen(
@@ -169,7 +179,7 @@ def test_one_stream_has_its_defaults(tmp_path: Any) -> None:
     rules = recipe.rules
 
     assert (rules.shard_tokens, rules.val_tokens, rules.layout) == (0, 100_000_000, "contiguous")
-    assert (rules.eot, rules.name, rules.format) == ("after", "", "raw")
+    assert (rules.eot, rules.name, rules.format, rules.last) == ("after", "", "raw", "keep")
     assert make_recipe(source=str(tmp_path), format="raw", val_tokens=2**40)[0].rules.val_tokens == 2**40
 
 

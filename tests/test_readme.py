@@ -29,7 +29,11 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(name: str) -> Path:
         out = folder / name
         if not out.exists():
-            sizes = ["--val-tokens", "4"] if name == "raw" else ["--shard-tokens", "5", "--val-tokens", "0"]
+            sizes = (
+                ["--val-tokens", "4"]
+                if name == "raw"
+                else ["--shard-tokens", "5", "--val-tokens", "0", "--last", "keep"]
+            )
             words = ["--format", name, *sizes, "--workers", "1", "--quiet"]
             assert main(["--source", str(folder), "--out", str(out), *words]) == 0
         return out

@@ -90,7 +90,8 @@ def as_megatron(stem: str, tokens: Any, tokenizer: str) -> Files:
 def as_datatrove(stem: str, tokens: Any, tokenizer: str) -> Files:
     ends = document_ends(tokens, tokenizer)
     # Three digits for people.
-    people = "1.00 kT" if len(tokens) == 1000 else f"{len(tokens):.{3 - len(str(len(tokens)))}f} T"
+    count = len(tokens)
+    people = f"{count / 1000:.2f} kT" if count >= 1000 else f"{count:.{3 - len(str(count))}f} T"
     lines = f"{tokenizer}|{WIDTHS[tokenizer]}\n{len(tokens)}\n{people}"
     index = struct.pack(f"<{len(ends)}Q", *ends)
     return {f"{stem}.ds": tokens.tobytes(), f"{stem}.ds.index": index, f"{stem}.ds.metadata": lines.encode()}
@@ -141,6 +142,32 @@ def test_either_layout_and_either_side_can_be_told(
 
     assert files_of(tmp_path / "out") == expected(tmp_path / "naive", kind, "bytes")
     assert_proven(tmp_path / "out")
+
+
+@pytest.mark.parametrize("last", ["merge", "keep", "drop"])
+@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove"])
+def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str, tmp_path: Path) -> None:
+    """Two tails of 200 tokens, which a shard of the second source takes in with --last merge."""
+    for number in range(2):
+        corpus.write(tmp_path / f"sources/{number}.parquet", ["x" * 99] * 11 + ["y" * 69] + ["z" * 29])
+    more = {"last": last, "eot": "after", "val_tokens": 0}
+    for name in ("out", "again"):
+        recipe = recipe_of(kind, "bytes", **more)
+        assert runner.convert(tmp_path / "sources", tmp_path / name, **recipe).complete
+    naive_run(tmp_path / "sources", tmp_path / "naive", kind, "bytes", **more)
+    wanted = expected(tmp_path / "naive", kind, "bytes")
+    stems = {file.split(".")[0] for file in wanted if "/" not in file}
+
+    assert len(stems) == {"merge": 2, "keep": 3, "drop": 2}[last]
+    assert files_of(tmp_path / "out") == wanted
+    assert_proven(tmp_path / "out")
+    # Mended, too, when the shard that took the other in is lost.
+    (tmp_path / "again" / f"{max(stems)}{SUFFIXES[kind]}").unlink()
+    runner.cut_off(tmp_path / "again")
+    assert runner.convert(
+        tmp_path / "sources", tmp_path / "again", **recipe_of(kind, "bytes", **more)
+    ).complete
+    assert runner.tree(tmp_path / "again") == runner.tree(tmp_path / "out")
 
 
 def stream(out: Path, kind: str) -> list[int]:
@@ -336,7 +363,7 @@ def test_what_build_nanogpt_loads_are_the_shards_and_nothing_else(finished: Call
             tokens = np.load(out / name)
             assert tokens.dtype == np.uint16
             assert tokens.ndim == 1
-            assert len(tokens) <= SHARD_TOKENS
+            assert SHARD_TOKENS <= len(tokens) < 2 * SHARD_TOKENS  # The last may have taken in another.
 
 
 def test_nano_gpt_maps_train_bin_and_val_bin(finished: Callable[[str], Path], sources: Path) -> None:
