@@ -35,6 +35,9 @@ class ConvertOrder:
     # Where the source lies on this machine, and whether it was proven there.
     file: Path
     proven: bool = False
+    # What the run's limit leaves for it; None: all that the source has.
+    allowed_documents: int | None = None
+    allowed_tokens: int | None = None
 
     @property
     def key(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fwconvert import catalog, demo, records, vocabulary
+from fwconvert import catalog, demo, expression, records, vocabulary, where
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
@@ -38,6 +38,11 @@ class Request:
     val_tokens: int | None = None
     layout: Layout = "independent"
     name: str = "edu_fineweb"
+    min_score: float | None = None
+    min_int_score: int | None = None
+    where: str = ""
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
 
 
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
@@ -90,6 +95,12 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
             format="llmc",
             name=request.name,
             block_digits=block_digits(manifest.files, max(1, shard_tokens)),
+            # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
+            min_score=None if request.min_score is None else float(request.min_score) + 0.0,
+            min_int_score=request.min_int_score,
+            where=expression.text(where.parse(request.where)) if request.where.strip() else "",
+            limit_documents=request.limit_documents,
+            limit_tokens=request.limit_tokens,
         )
     )
 

@@ -32,6 +32,7 @@ from fwconvert.patience import Patience, patiently
 from fwconvert.receipt import Quarantined, Receipt
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
+from fwconvert.strays import remove_strays
 from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
 
@@ -90,7 +91,7 @@ def convert(
     origin = _origin(recipe, options, folder)
     finished = _already_complete(folder, recipe, origin)
     if finished is not None:
-        return _result(finished, len(recipe.source.files), started, untouched=True)
+        return _result(finished, len(finished.sources), started, untouched=True)
     if options.check_disk:
         needs.check_disk(recipe, options, folder)
     current = _new_session(folder, recipe, options, observer)
@@ -137,7 +138,7 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
             return None
         found = survey(folder, recipe, set())
         work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
-        if found.problems or work.missing or any(work.join_orders()):
+        if found.problems or work.missing or work.limits.unfit or any(work.join_orders()):
             return None
         whole = manifest == work.manifest(complete=True)
     except FwconvertError:
@@ -186,13 +187,15 @@ def _begin(
     unclean = _unclean(folder)
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
-    work = Work(folder, recipe, current, origin, observer, stop, survey(folder, recipe, unclean))
+    found, expected = survey(folder, recipe, unclean), needs.expected(recipe, origin)
+    work = Work(folder, recipe, current, origin, observer, stop, found, expected)
     _refuse_changed_sources(work)
     _withdraw(work.survey, observer)
     session.write(folder, current)
     for past in session.all_of(folder):
         if past.id in unclean:
             session.write(folder, session.ended(past, f"cut off; its files were checked by {current.id}"))
+    work.take_back()
     work.remove_leftovers()
     return work
 
@@ -239,8 +242,8 @@ def _carry_out(work: Work, options: Options) -> None:
     """Do all jobs, then the join; leave the folder tidy and described, whatever happens."""
     outcome = "error"
     try:
-        with _engine(work, options) as engine, work.origin:
-            driver.drive(work.ready_orders(), engine, work)
+        with _engine(work, options) as engine:
+            _convert_all(work, options, engine)
             if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"
@@ -248,6 +251,17 @@ def _carry_out(work: Work, options: Options) -> None:
         outcome = "stopped"
     finally:
         _tidy(work, outcome)
+
+
+def _convert_all(work: Work, options: Options, engine: LocalEngine) -> None:
+    with work.origin:
+        driver.drive(work.ready_orders(), engine, work)
+    while work.goes_on:
+        work.origin = _origin(work.recipe, options, work.folder)
+        with work.origin:
+            driver.drive(work.ready_orders(), engine, work)
+    if work.limits.reached:
+        work.origin.clear()
 
 
 def _engine(work: Work, options: Options) -> LocalEngine:
@@ -261,6 +275,8 @@ def _engine(work: Work, options: Options) -> LocalEngine:
 
 def _tidy(work: Work, outcome: str) -> None:
     atomic.sweep(work.folder.temporary)
+    if outcome == "complete" and work.recipe.rules.is_limited:
+        remove_strays(work.folder, work.recipe.rules, {line.name for line in work.manifest().shards})
     session.write(work.folder, session.ended(work.session, outcome))
     work.write_manifest(complete=outcome == "complete")
 

@@ -7,7 +7,7 @@ each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 
 from collections.abc import Mapping, Sequence
 
-from fwconvert import records
+from fwconvert import limits, records
 from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 from fwconvert.folder import RunFolder
@@ -16,7 +16,7 @@ from fwconvert.records import Part, Record
 from fwconvert.session import Session
 
 
-class Headline(Part, frozen=True):
+class Headline(Part, frozen=True, omit_defaults=True):
     """The run at a glance."""
 
     complete: bool
@@ -28,9 +28,10 @@ class Headline(Part, frozen=True):
     tokens: int
     null_rows: int
     empty_rows: int
+    filtered_rows: int = 0
 
 
-class JobLine(Part, frozen=True):
+class JobLine(Part, frozen=True, omit_defaults=True):
     """One finished job."""
 
     path: str
@@ -43,6 +44,9 @@ class JobLine(Part, frozen=True):
     text_bytes: int
     tokens: int
     tail_tokens: int
+    filtered_rows: int = 0
+    limited: bool = False
+    cut: bool = False
 
 
 class RunManifest(Record, frozen=True, tag="fwconvert run manifest 1"):
@@ -74,6 +78,7 @@ def build(
     complete: bool,
 ) -> RunManifest:
     """Merge receipts (by source path) and join receipts (by shard name) into a run manifest."""
+    receipts = limits.counted(recipe, receipts)
     jobs = tuple(_job_line(receipts[file.path]) for file in recipe.source.files if file.path in receipts)
     lines = [line for receipt in receipts.values() for line in receipt.shards]
     shards = tuple(sorted([*lines, *(join.shard for join in joins.values())], key=lambda line: line.name))
@@ -122,6 +127,9 @@ def _job_line(receipt: Receipt) -> JobLine:
         text_bytes=counts.text_bytes,
         tokens=counts.tokens,
         tail_tokens=receipt.tail.tokens,
+        filtered_rows=counts.filtered_rows,
+        limited=counts.limited,
+        cut=counts.cut,
     )
 
 
@@ -131,7 +139,7 @@ def _headline(
     val = sum(line.split == "val" for line in shards)
     return Headline(
         complete=complete,
-        jobs=len(recipe.source.files),
+        jobs=limits.extent(recipe.rules, jobs, len(recipe.source.files)),
         jobs_done=len(jobs),
         train_shards=len(shards) - val,
         val_shards=val,
@@ -139,4 +147,5 @@ def _headline(
         tokens=sum(job.tokens for job in jobs),
         null_rows=sum(job.null_rows for job in jobs),
         empty_rows=sum(job.empty_rows for job in jobs),
+        filtered_rows=sum(job.filtered_rows for job in jobs),
     )

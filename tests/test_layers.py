@@ -24,15 +24,16 @@ ROWS = (
     ("__init__", "progress"),
     ("run", "status"),
     ("driver", "verify", "work"),
+    ("watching",),
     ("engine", "show", "verify_manifest"),
     ("worker",),
-    ("documents", "needs", "run_manifest", "verify_shard"),
-    ("fast", "origin", "pin", "saved_plan", "session", "survey", "tails"),
-    ("encoders", "fetch", "folder", "join", "orders", "request", "shard", "source", "tokenizer"),
-    ("catalog", "demo", "hub", "names", "pack", "plan", "vocabulary"),
+    ("documents", "needs", "rations", "run_manifest", "verify_shard"),
+    ("fast", "origin", "pin", "saved_plan", "session", "strays", "survey", "tails"),
+    ("encoders", "fetch", "folder", "join", "limits", "orders", "request", "shard", "source", "tokenizer"),
+    ("catalog", "demo", "hub", "names", "pack", "plan", "sieve", "vocabulary"),
     ("config", "patience", "receipt"),
-    ("atomic", "hub_client", "process", "records"),
-    ("ahead", "blocks", "columns", "doubtful", "errors"),
+    ("atomic", "hub_client", "process", "records", "where"),
+    ("ahead", "blocks", "columns", "doubtful", "errors", "expression"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
 
@@ -100,7 +101,7 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names"])
+@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "limits", "expression", "where"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
@@ -130,7 +131,8 @@ def test_light_modules_load_nothing_heavy() -> None:
     light = [
         "errors", "records", "atomic", "config", "names", "receipt", "folder", "orders", "session",
         "saved_plan", "survey", "run_manifest", "catalog", "request", "plan", "join", "process", "engine",
-        "driver", "work", "status", "commands", "cli",
+        "driver", "work", "status", "commands", "cli", "expression", "where", "limits", "rations", "strays",
+        "watching",
     ]  # fmt: skip
     code = """
         import importlib, sys
