@@ -221,7 +221,8 @@ def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
 def _counts(job: JobLine) -> Iterator[str]:
     counted = job.documents + job.null_rows + job.empty_rows + job.filtered_rows
     if job.rows != counted:
-        yield f"has {job.rows:,} rows, but its documents, null rows, empty and filtered rows make {counted:,}"
+        kinds = "null rows, empty rows and filtered rows" if job.filtered_rows else "null rows and empty rows"
+        yield f"has {job.rows:,} rows, but its documents, {kinds} make {counted:,}"
     # No document is empty unless it was cut, and no token but EOT is shorter than a byte.
     if not 2 * job.documents - job.cut <= job.tokens <= job.text_bytes + job.documents:
         sizes = f"{job.documents:,} documents of {job.text_bytes:,} bytes"
