@@ -180,7 +180,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 def _add_choice(add: Callable[..., object]) -> None:
     add("--min-score", metavar="X", type=_finite, help="keep rows whose column score is at least X")
     add("--min-int-score", metavar="N", type=_whole, help="keep rows whose column int_score is at least N")
-    add("--where", metavar="EXPR", default="",
+    add("--where", metavar="EXPR",
         help="keep rows for which this is true: \"language_score > 0.9 and language == 'en'\"")  # fmt: skip
     add("--limit-documents", metavar="N", type=_count(1), help="end after so many documents")
     add("--limit-tokens", metavar="N", type=_count(1),

@@ -125,7 +125,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
     # Which rows are documents; all of the conditions must hold.
     min_score: float | None = None
     min_int_score: int | None = None
-    where: str = ""
+    where: str | None = None
     # Where the run ends, counted from the first source on.
     limit_documents: int | None = None
     limit_tokens: int | None = None
@@ -133,7 +133,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
     @property
     def is_filtered(self) -> bool:
         """Whether rows are chosen by what stands in their columns."""
-        return self.min_score is not None or self.min_int_score is not None or bool(self.where)
+        return self.min_score is not None or self.min_int_score is not None or self.where is not None
 
     @property
     def is_limited(self) -> bool:
@@ -275,7 +275,7 @@ def _check_choice(rules: Rules) -> None:
         if number is not None and not least < number < most:
             raise UsageError(message(f"{flag} is out of range", given=number))
     # A text of its own for an expression that is written otherwise would be another recipe.
-    if rules.where and expression.text(where.parse(rules.where)) != rules.where:
+    if rules.where is not None and expression.text(where.parse(rules.where)) != rules.where:
         raise UsageError(message("the expression of --where is not in its one form", where=rules.where))
 
 

@@ -40,7 +40,7 @@ class Request:
     name: str = "edu_fineweb"
     min_score: float | None = None
     min_int_score: int | None = None
-    where: str = ""
+    where: str | None = None
     limit_documents: int | None = None
     limit_tokens: int | None = None
 
@@ -98,7 +98,7 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
             # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
             min_score=None if request.min_score is None else float(request.min_score) + 0.0,
             min_int_score=request.min_int_score,
-            where=expression.text(where.parse(request.where)) if request.where.strip() else "",
+            where=None if request.where is None else expression.text(where.parse(request.where)),
             limit_documents=request.limit_documents,
             limit_tokens=request.limit_tokens,
         )

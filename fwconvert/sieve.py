@@ -89,7 +89,7 @@ def of(rules: Rules) -> Sieve | None:
         parts.append(Chain(Column("score"), ((">=", Value(rules.min_score)),)))
     if rules.min_int_score is not None:
         parts.append(Chain(Column("int_score"), ((">=", Value(rules.min_int_score)),)))
-    if rules.where:
+    if rules.where is not None:
         parts.append(where.parse(rules.where))
     return Sieve(Logic("and", tuple(parts))) if parts else None
 

@@ -38,7 +38,7 @@ CHANGED_RULES: dict[str, Any] = {
     "block_digits": 4,
     "min_score": 2.5,
     "min_int_score": 3,
-    "where": "score > 3",
+    "where": "score",
     "limit_documents": 1000,
     "limit_tokens": 2000,
 }

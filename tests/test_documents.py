@@ -92,9 +92,9 @@ def test_a_difference_stops_the_job_and_names_the_document(
 
 
 @pytest.mark.parametrize("eot", ["before", "after"])
-@pytest.mark.parametrize("where", ["", "id != 3 and id != 11"])
+@pytest.mark.parametrize("where", [None, "id != 3 and id != 11"])
 def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_batched(
-    eot: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    eot: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["ab", None, "c", "defg", "", None, "h", "ij", "", "", "k", "lmn", None, "o", None]
     file = corpus.write(tmp_path / "a.parquet", texts)
@@ -110,7 +110,9 @@ def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_ba
             *found, reading = tokens_of(order)
             seen.append((found, reading.counts()))
         assert all(each == seen[0] for each in seen)
-        wanted, starts, rows = [], [], []
+        wanted: list[int] = []
+        starts: list[int] = []
+        rows: list[int] = []
         for row, text in kept[:most]:
             starts.append(len(wanted))
             rows.append(row)

@@ -147,7 +147,7 @@ def test_a_filter_keeps_what_the_naive_writer_keeps(
     name: str, layout: Layout, sources: Path, tmp_path: Path
 ) -> None:
     choice, keep = FILTERS[name]
-    recipe = {"tokenizer": "bytes", "shard_tokens": 700, "layout": layout, **choice}
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 700, "layout": layout, **choice}
     assert runner.convert(sources, tmp_path / "out", workers=2, **recipe).complete
 
     manifest = assert_right(tmp_path / "out", oracle(sources, tmp_path / "naive", keep, **recipe))
@@ -190,7 +190,13 @@ def test_a_limit_ends_the_stream_where_the_naive_writer_ends_it(
         (2, "contiguous", "after"),
         (2, "independent", "before"),
     ):
-        recipe = {"tokenizer": "bytes", "shard_tokens": 300, "layout": layout, "eot": eot, **limit}
+        recipe: dict[str, Any] = {
+            "tokenizer": "bytes",
+            "shard_tokens": 300,
+            "layout": layout,
+            "eot": eot,
+            **limit,
+        }
         out = tmp_path / f"{workers}-{layout}"
         result = runner.convert(sources, out, workers=workers, **recipe)
         assert result.complete
@@ -220,7 +226,7 @@ def chosen_at_random(seed: int) -> tuple[dict[str, Any], Callable[[Row], bool] |
     chance = random.Random(seed)
     choice, keep = FILTERS[chance.choice([*FILTERS][:-1])]
     limit = {chance.choice(["limit_documents", "limit_tokens"]): chance.choice([3, 40, 900, 4000])}
-    recipe = {
+    recipe: dict[str, Any] = {
         "tokenizer": chance.choice(["bytes", "gpt2"]),
         "layout": chance.choice(LAYOUTS),
         "eot": chance.choice(["before", "after"]),
@@ -269,7 +275,12 @@ def test_a_source_that_gives_more_than_was_expected_costs_time_and_no_byte(
     layout: Layout, limit_tokens: int, tmp_path: Path
 ) -> None:
     sources, notices = misleading(tmp_path / "sources"), runner.Notices()
-    recipe = {"tokenizer": "bytes", "shard_tokens": 60_000, "layout": layout, "limit_tokens": limit_tokens}
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "shard_tokens": 60_000,
+        "layout": layout,
+        "limit_tokens": limit_tokens,
+    }
     result = runner.convert(sources, tmp_path / "out", workers=4, notices=notices, **recipe)
 
     assert result.complete
@@ -283,7 +294,12 @@ def test_a_source_that_gives_more_than_was_expected_costs_time_and_no_byte(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_killed_and_run_again_the_bytes_are_the_same(layout: Layout, tmp_path: Path) -> None:
     sources = misleading(tmp_path / "sources")
-    recipe = {"tokenizer": "bytes", "shard_tokens": 30_000, "layout": layout, "limit_tokens": 700_000}
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "shard_tokens": 30_000,
+        "layout": layout,
+        "limit_tokens": 700_000,
+    }
     recipe["where"] = "id != 7"
     runner.convert(sources, tmp_path / "whole", workers=2, **recipe)
     wanted = runner.tree(tmp_path / "whole")
@@ -355,7 +371,12 @@ def test_a_damaged_source_before_the_limit_ends_the_run_with_a_word(tmp_path: Pa
     sources = corpus.equal_sources(tmp_path / "sources", files=5, rows=40)
     good = (sources / "01.parquet").read_bytes()
     (sources / "01.parquet").write_bytes(good[:-100])
-    recipe = {"tokenizer": "bytes", "shard_tokens": 1000, "limit_documents": 130, "workers": 1}
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "shard_tokens": 1000,
+        "limit_documents": 130,
+        "workers": 1,
+    }
     ended = runner.run(sources, tmp_path / "out", **recipe)
     runner.assert_tidy_end(ended, 1)
     assert "nothing behind one that failed can be decided" in ended.stdout
@@ -371,14 +392,14 @@ def test_a_damaged_source_before_the_limit_ends_the_run_with_a_word(tmp_path: Pa
 def test_a_damaged_source_behind_the_limit_is_not_even_looked_at(tmp_path: Path) -> None:
     sources = corpus.equal_sources(tmp_path / "sources", files=4, rows=40)
     (sources / "03.parquet").write_bytes(b"no parquet")
-    recipe = {"tokenizer": "bytes", "shard_tokens": 1000, "limit_documents": 41, "workers": 1}
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000, "limit_documents": 41, "workers": 1}
     runner.assert_tidy_end(runner.run(sources, tmp_path / "out", **recipe), 0)
     assert runner.run(sources, tmp_path / "out", **recipe).stdout.startswith("all is done already")
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_lost_shard_of_a_limited_run_is_made_again(sources: Path, tmp_path: Path) -> None:
-    recipe = {"tokenizer": "bytes", "shard_tokens": 300, "limit_documents": 130}
+    recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 300, "limit_documents": 130}
     runner.convert(sources, tmp_path, **recipe)
     wanted = runner.tree(tmp_path)
     for name in wanted:
@@ -502,7 +523,11 @@ def test_a_run_with_a_limit_fetches_no_more_than_it_may_need(tmp_path: Path) -> 
         assert hub_runs.sources(out) == {}
         assert not (out / runner.PRIVATE / "sources").exists()
         # From the disk, with the same manifest, the same bytes come.
-        recipe = {"version": str(mini.pinned), "tokenizer": "bytes", "shard_tokens": hub_runs.SHARD_TOKENS}
+        recipe: dict[str, Any] = {
+            "version": str(mini.pinned),
+            "tokenizer": "bytes",
+            "shard_tokens": hub_runs.SHARD_TOKENS,
+        }
         runner.convert(mini.repository, tmp_path / f"{name} from disk", limit_tokens=limit, **recipe)
         assert runner.tree(out) == runner.tree(tmp_path / f"{name} from disk")
         assert verify(out).problems == ()
