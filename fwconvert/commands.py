@@ -245,8 +245,9 @@ def _how_it_went(result: "Result", recipe: Recipe) -> str:
     jobs, done = result.headline.jobs, result.headline.jobs_done
     if result.untouched:
         return "all is done already; nothing was changed"
-    if result.complete and jobs < len(recipe.source.files):
-        return f"done: the limit is reached with {jobs} of {len(recipe.source.files)} sources"
+    sources = len(recipe.source.files) or recipe.source.totals.files
+    if result.complete and jobs < sources:
+        return f"done: the limit is reached with {jobs} of {sources} sources"
     if result.complete:
         return f"done: all {jobs} sources are converted"
     reason = "stopped" if result.stopped else "not done"

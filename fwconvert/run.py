@@ -161,7 +161,10 @@ def _new_session(folder: RunFolder, recipe: Recipe, options: Options, observer: 
     if reason:
         observer.notice(reason)
     vocabulary.provide(known, folder.vocabularies)
-    return session.new(options.worker_count, options.thread_count(len(recipe.source.files)), encoder)
+    # With a limit fewer sources are at work than there are, and may have more threads each.
+    limited = recipe.rules.is_limited
+    jobs = needs.plan_for(recipe, options).files if limited else len(recipe.source.files)
+    return session.new(options.worker_count, options.thread_count(jobs), encoder)
 
 
 @contextmanager

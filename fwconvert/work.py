@@ -158,6 +158,9 @@ class Work:
             self.documents -= receipt.counts.documents
             self.tokens -= receipt.counts.tokens
             self.bytes -= receipt.source_bytes
+            if receipt.session == self.session.id:
+                self.session_tokens -= receipt.counts.tokens
+                self.session_bytes -= receipt.source_bytes
             self.survey.known_sources[path] = receipt.source_sha256
             self.limits.undone(index)
             withdrawn = self.folder.receipt(names.job_key(path))

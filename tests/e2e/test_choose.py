@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import corpus
 import hub_runs
+import hub_server
 import naive
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -531,3 +532,23 @@ def test_a_run_with_a_limit_fetches_no_more_than_it_may_need(tmp_path: Path) -> 
         runner.convert(mini.repository, tmp_path / f"{name} from disk", limit_tokens=limit, **recipe)
         assert runner.tree(out) == runner.tree(tmp_path / f"{name} from disk")
         assert verify(out).problems == ()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
+def test_a_source_of_the_hub_that_gives_more_than_was_expected_is_fetched_again(tmp_path: Path) -> None:
+    repository, pinned, out = tmp_path / "repository", tmp_path / "pinned.json", tmp_path / "out"
+    misleading(repository / hub_runs.FOLDER)
+    with HubServer(repository) as hub:
+        words = ["pin", hub_server.REPO, hub_runs.FOLDER, "-o", str(pinned)]
+        runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
+        flags = ("--limit-tokens", "350000", "--workers", "3")
+        ended = hub_runs.run(hub_runs.conversion(pinned, out, *flags), hub.endpoint)
+    runner.assert_tidy_end(ended, 0)
+    assert "on trial" in ended.stderr
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "shard_tokens": hub_runs.SHARD_TOKENS,
+        "limit_tokens": 350_000,
+    }
+    assert_right(out, oracle(repository / hub_runs.FOLDER, tmp_path / "naive", None, **recipe))
+    assert not (out / runner.PRIVATE / "sources").exists()
