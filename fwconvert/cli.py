@@ -6,7 +6,9 @@ was written; 130 and 143 stopped by the user (SIGINT, SIGTERM).
 
 import argparse
 import difflib
+import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -207,6 +209,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="NAME", default="gpt2",
         help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
     _add_shape(recipe)
+    _add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
 
 
 def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> None:
@@ -230,6 +233,16 @@ def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> No
         f"(default: {same if changes else 'merge'})")  # fmt: skip
     add("--name", metavar="PREFIX",
         help=f"how file names begin (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
+
+
+def _add_choice(add: Callable[..., object]) -> None:
+    add("--min-score", metavar="X", type=_finite, help="keep rows whose column score is at least X")
+    add("--min-int-score", metavar="N", type=_whole, help="keep rows whose column int_score is at least N")
+    add("--where", metavar="EXPR",
+        help="keep rows for which this is true: \"language_score > 0.9 and language == 'en'\"")  # fmt: skip
+    add("--limit-documents", metavar="N", type=_count(1), help="end after so many documents")
+    add("--limit-tokens", metavar="N", type=_count(1),
+        help="end after so many tokens, separators included; the last document is cut there")  # fmt: skip
 
 
 def _add_out(group: "argparse._ArgumentGroup") -> None:
@@ -270,6 +283,22 @@ def _add_fetching(add: Callable[..., object]) -> None:
     add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
     add("--patience", metavar="SECONDS", type=_count(1), default=600,
         help="how long to go on trying while nothing comes from the hub (default: 600)")  # fmt: skip
+
+
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 3 or 2.5")
+    return number
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch("[+-]?[0-9]{1,18}", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 3")
+    return int(text)
 
 
 def _count(least: int) -> Callable[[str], int]:

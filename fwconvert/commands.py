@@ -22,6 +22,7 @@ from fwconvert.records import Part
 if TYPE_CHECKING:
     from fwconvert.plan import Plan
     from fwconvert.run import Result
+    from fwconvert.run_manifest import Headline
     from fwconvert.show import Document
     from fwconvert.status import Status
     from fwconvert.verify import Report
@@ -233,6 +234,11 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             layout=args.layout,
             last=args.last,
             name=args.name,
+            min_score=args.min_score,
+            min_int_score=args.min_int_score,
+            where=args.where,
+            limit_documents=args.limit_documents,
+            limit_tokens=args.limit_tokens,
         )
     )
     return recipe, Options(
@@ -265,8 +271,7 @@ def _outcome(result: "Result", recipe: Recipe) -> str:
     head = result.headline
     rows = {"folder": result.out, "tokens": f"{head.tokens:,} of {head.documents:,} documents"}
     rows["shards"] = f"{head.train_shards:,} for training, {head.val_shards} for validation"
-    if head.null_rows or head.empty_rows:
-        rows["skipped"] = f"{head.null_rows:,} null rows, {head.empty_rows:,} empty rows"
+    rows |= _skipped(head)
     if head.dropped_tokens:
         rows["dropped"] = f"{head.dropped_tokens:,} tokens that fill no last shard (--last drop)"
     if result.session_tokens:
@@ -275,10 +280,22 @@ def _outcome(result: "Result", recipe: Recipe) -> str:
     return message(_how_it_went(result, recipe), *_advice(result, recipe), **rows)
 
 
+def _skipped(counts: "Headline | Status") -> dict[str, str]:
+    """Return the line about rows that are no documents, if there are any."""
+    parts = [f"{counts.null_rows:,} null rows", f"{counts.empty_rows:,} empty rows"]
+    if counts.filtered_rows:
+        parts.append(f"{counts.filtered_rows:,} rows that the filter rejects")
+    any_skipped = counts.null_rows or counts.empty_rows or counts.filtered_rows
+    return {"skipped": ", ".join(parts)} if any_skipped else {}
+
+
 def _how_it_went(result: "Result", recipe: Recipe) -> str:
-    jobs, done = len(recipe.source.files), result.headline.jobs_done
+    jobs, done = result.headline.jobs, result.headline.jobs_done
     if result.untouched:
         return "all is done already; nothing was changed"
+    sources = len(recipe.source.files) or recipe.source.totals.files
+    if result.complete and jobs < sources:
+        return f"done: the limit is reached with {jobs} of {sources} sources"
     if result.complete:
         return f"done: all {jobs} sources are converted"
     reason = "stopped" if result.stopped else "not done"
@@ -287,7 +304,9 @@ def _how_it_went(result: "Result", recipe: Recipe) -> str:
 
 def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.complete:
-        return ["run the same command again: it goes on where it stopped"]
+        blocked = result.failed and recipe.rules.is_limited
+        why = ["the limit counts from the first source on: nothing behind one that failed can be decided"]
+        return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
     if recipe.rules.val_tokens and not result.headline.val_shards:
         few = f"there is no validation shard: fewer than {recipe.rules.val_tokens:,} tokens to take it from"
         return [few, "everything is kept as training data; see --val-tokens"]
@@ -343,6 +362,8 @@ def _plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
         "disk_free": f"{shown.disk_free:,} bytes" + (f" ({short:,} too few)" if short > 0 else ""),
         "largest_job": largest,
     }
+    if recipe.rules.is_filtered:
+        rows["filter"] = "how much it keeps is not known before the run: this is the most that it can be"
     return message("this is what the run needs", **rows)
 
 
@@ -368,8 +389,7 @@ def _status_text(found: "Status") -> str:
         "shards": f"{found.shards:,}",
         "at_work": found.at_work or "nobody",
     }
-    if found.null_rows or found.empty_rows:
-        rows["skipped"] = f"{found.null_rows:,} null rows, {found.empty_rows:,} empty rows"
+    rows |= _skipped(found)
     failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
     failures = [printable(line) for line in failures]
     return "\n".join([message(f"{found.folder}: {state}", **rows), *failures])

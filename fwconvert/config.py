@@ -5,6 +5,7 @@ with any options. So a thing belongs in the recipe exactly if changing it
 changes a byte or a name of the output.
 """
 
+import math
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from fwconvert import formats
+from fwconvert import expression, formats, where
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
 from fwconvert.records import Part, Record, digest
@@ -120,6 +121,23 @@ class Rules(Part, frozen=True, omit_defaults=True):
     name: str
     block_digits: int
     last: Last = "keep"
+    # Which rows are documents; all of the conditions must hold.
+    min_score: float | None = None
+    min_int_score: int | None = None
+    where: str | None = None
+    # Where the run ends, counted from the first source on.
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows are chosen by what stands in their columns."""
+        return self.min_score is not None or self.min_int_score is not None or self.where is not None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the run may end before its sources do."""
+        return self.limit_documents is not None or self.limit_tokens is not None
 
     @property
     def token_bytes(self) -> int:
@@ -241,6 +259,7 @@ def check_rules(rules: Rules) -> Rules:
     _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)
     if not 1 <= rules.block_digits <= 20:
         raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
+    _check_choice(rules)
     return rules
 
 
@@ -264,6 +283,21 @@ def _check_name(name: str) -> None:
                 given=repr(name),
             )
         )
+
+
+def _check_choice(rules: Rules) -> None:
+    """Raise UsageError if documents cannot be chosen so."""
+    for flag, number, least, most in (
+        ("--min-score", rules.min_score, -math.inf, math.inf),
+        ("--min-int-score", rules.min_int_score, -(2**63), 2**63),
+        ("--limit-documents", rules.limit_documents, 0, 2**63),
+        ("--limit-tokens", rules.limit_tokens, 0, 2**63),
+    ):
+        if number is not None and not least < number < most:
+            raise UsageError(message(f"{flag} is out of range", given=number))
+    # A text of its own for an expression that is written otherwise would be another recipe.
+    if rules.where is not None and expression.text(where.parse(rules.where)) != rules.where:
+        raise UsageError(message("the expression of --where is not in its one form", where=rules.where))
 
 
 def parse_count(text: str) -> int:

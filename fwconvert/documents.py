@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process, source, tokenizer, vocabulary
+from fwconvert import process, sieve, source, tokenizer, vocabulary
 from fwconvert.ahead import ahead
 from fwconvert.config import Encoder, Rules
 from fwconvert.errors import SourceError, message
@@ -38,7 +38,8 @@ class Documents:
         folder = RunFolder(context.out).vocabularies
         self._tokenizer = _load(context.rules, context.encoder, context.threads, folder)
         self._rows = self._documents = self._nulls = self._empties = 0
-        self._text_bytes = self._tokens = 0
+        self._text_bytes = self._tokens = self._filtered = 0
+        self._limited = self._cut = False
         self._salt = zlib.crc32(order.source.path.encode()) % _ONE_IN
         self.audited = 0
 
@@ -46,14 +47,41 @@ class Documents:
         """Yield the documents in order, each with its separator."""
         context, file = self._order.context, self._order.file
         total = source.row_count(file)
-        texts = source.batches(file, context.rules.text_column)
-        for batch in ahead(texts, _AHEAD) if context.threads > 1 else texts:
+        texts = source.batches(file, context.rules.text_column, sieve.of(context.rules))
+        for whole in ahead(texts, _AHEAD) if context.threads > 1 else texts:
+            batch = self._within_documents(whole)
             encoded = self._tokenizer.encode(batch.texts)
             self._audit(batch, encoded)
             stream = tokenizer.place_eot(encoded, self._tokenizer.vocabulary.eot, context.rules.eot)
-            self._count(batch, len(stream.tokens))
+            batch, tokens = self._within_tokens(batch, stream)
+            self._count(batch, len(tokens))
             process.show(self._rows, total)
-            yield Batch(stream.tokens, stream.starts, batch.rows)
+            yield Batch(tokens, stream.starts[: len(batch.rows)], batch.rows)
+            if self._limited:
+                return
+
+    def _within_documents(self, batch: source.TextBatch) -> source.TextBatch:
+        """Return the batch up to the first document that is too many, if one is."""
+        most = self._order.allowed_documents
+        if most is None or len(batch.rows) <= most - self._documents:
+            return batch
+        self._limited = True
+        return batch.until(int(batch.rows[most - self._documents]))
+
+    def _within_tokens(
+        self, batch: source.TextBatch, stream: tokenizer.Stream
+    ) -> tuple[source.TextBatch, tokenizer.Tokens]:
+        """Return the batch and its tokens up to the limit, if it is reached; the last document may be cut."""
+        most = self._order.allowed_tokens
+        if most is None or len(stream.tokens) <= most - self._tokens:
+            return batch, stream.tokens
+        self._limited = True
+        tokens = stream.tokens[: most - self._tokens]
+        begun = int(np.searchsorted(stream.starts, len(tokens)))
+        self._cut = begun == len(stream.starts) or bool(stream.starts[begun] > len(tokens))
+        # Which rows are counted must not depend on how the rows are batched.
+        end = batch.rows[begun - 1] + 1 if self._cut else batch.rows[begun]
+        return batch.until(int(end)), tokens
 
     def counts(self) -> Counts:
         """Return what was seen so far."""
@@ -64,6 +92,9 @@ class Documents:
             empty_rows=self._empties,
             text_bytes=self._text_bytes,
             tokens=self._tokens,
+            filtered_rows=self._filtered,
+            limited=self._limited,
+            cut=self._cut,
         )
 
     def _count(self, batch: source.TextBatch, tokens: int) -> None:
@@ -71,6 +102,7 @@ class Documents:
         self._documents += len(batch.rows)
         self._nulls += batch.null_rows
         self._empties += batch.empty_rows
+        self._filtered += batch.filtered_rows
         self._text_bytes += batch.text_bytes
         self._tokens += tokens
         process.show_text(self._tokens, self._text_bytes)

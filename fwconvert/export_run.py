@@ -29,7 +29,7 @@ from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
-from fwconvert.origin import Ready
+from fwconvert.origin import Ready, Wanted
 from fwconvert.plan import Size
 from fwconvert.receipt import Counts, Receipt
 from fwconvert.run import Result, SilentObserver, make
@@ -73,6 +73,7 @@ class Export:
         self._run = RunReader(run.absolute())
         _refuse_unfinished(self._run)
         self.recipe = changed_recipe(self._run.manifest.recipe(), changes)
+        _refuse_to_turn_a_cut(self._run, self.recipe.rules.eot)
 
     def carry_out(
         self, options: Options, observer: Observer | None = None, stop: StopSwitch | None = None
@@ -139,6 +140,18 @@ def _refuse_unfinished(run: RunReader) -> None:
                 "export a run that was made with --last merge or --last keep",
                 folder=run.folder.path,
                 dropped=f"{sum(passage.tokens for passage in lost):,} tokens",
+            )
+        )
+
+
+def _refuse_to_turn_a_cut(run: RunReader, eot: EotSide) -> None:
+    """Raise UsageError if the last document lacks the token that the other side would have room for."""
+    if eot != run.manifest.rules.eot and any(job.cut for job in run.manifest.jobs):
+        raise UsageError(
+            message(
+                "the last document of this run is cut (--limit-tokens): separators cannot change sides",
+                f"give --eot {run.manifest.rules.eot}, or convert the sources again",
+                folder=run.folder.path,
             )
         )
 
@@ -210,19 +223,22 @@ class _RunOrigin:
         pass
 
     def place(self, source: SourceShard) -> Path:
-        """Return the folder of the run: the source itself is not needed."""
-        assert source.path in self._jobs
-        return self._run.folder.path
+        """Return the folder of the run: no source is needed itself."""
+        return self._run.folder.path / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
         """Return the sha256 of the source that the run has, if it is another."""
         now = self._jobs[source.path].sha256
         return None if now == receipt.source_sha256 else now
 
-    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
-        """Yield all orders, each with where its tokens stand."""
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted | None = None) -> Ready:  # noqa: ARG002
+        """Yield all orders, each with where its tokens stand; a source behind a limit has none."""
         for order in orders:
-            yield replace(order, exported=self._exported(order))
+            if order.source.path in self._jobs:
+                yield replace(order, exported=self._exported(order))
+
+    def clear(self) -> None:
+        """Leave the run as it is."""
 
     def release(self, source: SourceShard) -> None:
         """Leave the run as it is."""

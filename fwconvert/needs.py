@@ -10,6 +10,7 @@ from fwconvert import catalog, plan, source
 from fwconvert.config import Options, Recipe
 from fwconvert.errors import SourceError, UsageError, message
 from fwconvert.folder import RunFolder
+from fwconvert.limits import Amount
 from fwconvert.origin import LocalOrigin, Origin
 
 _FOOTERS_READ = 100
@@ -26,6 +27,15 @@ def plan_for(recipe: Recipe, options: Options) -> plan.Plan:
         return plan.make_plan(recipe, _footers(recipe, LocalOrigin(recipe.source, options.root)), workers)
     fetched = count if options.keep_source else workers + options.prefetch_count
     return plan.make_plan(recipe, {}, workers, fetched)
+
+
+def expected(recipe: Recipe, origin: Origin) -> list[Amount]:
+    """Return what each source may hold, in order; nothing if there is no limit that asks for it."""
+    if not recipe.rules.is_limited:
+        return []
+    files, rules = recipe.source.files, recipe.rules
+    sizes = plan.estimated_sizes(files, _footers(recipe, origin))
+    return [Amount(sizes[file.path].rows, plan.tokens_of(rules, sizes[file.path])) for file in files]
 
 
 def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:

@@ -50,6 +50,9 @@ class ConvertOrder:
     # Where the source lies on this machine, and whether it was proven there.
     file: Path
     proven: bool = False
+    # What the run's limit leaves for it; None: all that the source has.
+    allowed_documents: int | None = None
+    allowed_tokens: int | None = None
     # Where its tokens are taken from, if it is not read itself.
     exported: Exported | None = None
 

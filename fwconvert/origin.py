@@ -8,7 +8,7 @@ the disk, it takes the file back.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,13 @@ _END = Stopped("all is fetched")
 
 # An order whose file is there, one whose file is not to be had, or None: nothing just now, ask again.
 Ready = Iterator[ConvertOrder | Unfetched | None]
+
+# Tells whether a source should be fetched already, though all before it are not converted yet.
+Wanted = Callable[[ConvertOrder], bool]
+
+
+def _always(_: ConvertOrder) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,11 @@ class Origin(Protocol):
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
         """Return the sha256 that a source has now if it is not the one that was converted."""
 
-    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
-        """Yield the orders as their files come."""
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted = _always) -> Ready:
+        """Yield the orders as their files come; a file that is not wanted is not fetched until it is."""
+
+    def clear(self) -> None:
+        """Remove what was fetched and is not needed any more; after the end."""
 
     def release(self, source: SourceShard) -> None:
         """Take back a file whose receipt is on the disk, or that was given up."""
@@ -103,9 +113,12 @@ class LocalOrigin:
         """Return the sha256 of the file if it is another one by now."""
         return other_sha256(self.place(source), receipt)
 
-    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted = _always) -> Ready:  # noqa: ARG002
         """Yield all orders."""
         yield from orders
+
+    def clear(self) -> None:
+        """Leave everything alone."""
 
     def release(self, source: SourceShard) -> None:
         """Leave the file alone: it is the user's."""
@@ -152,6 +165,7 @@ class HubOrigin:
         # Guards all below. Threads wait on it for room, and tell of what is ready.
         self._changed = threading.Condition()
         self._wanted: deque[ConvertOrder] = deque()
+        self._is_wanted: Wanted = _always
         self._ready: deque[ConvertOrder | Unfetched | BaseException] = deque()
         # Begun by a thread, and not handed to a worker yet; and not released yet.
         self._ahead = self._held = 0
@@ -183,11 +197,19 @@ class HubOrigin:
         """Return the sha256 of the file if it is there, and another one by now."""
         return other_sha256(self.place(source), receipt)
 
-    def ready(self, orders: Sequence[ConvertOrder]) -> Ready:
+    def clear(self) -> None:
+        """Remove what was fetched and is not needed any more, unless it is to be kept."""
+        self._remove_others([])
+        with suppress(OSError):
+            self._private.rmdir()
+
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted = _always) -> Ready:
         """Yield each order when its file is there and proven.
 
+        Whether a file is wanted is asked again when another one was released.
         Raises OutputError at once, and HubError when all that was on its way has come.
         """
+        self._is_wanted = is_wanted
         self._wanted = deque(orders)
         self._remove_others(orders)
         for number in range(min(self._terms.connections, self._terms.prefetch, len(orders))):
@@ -232,7 +254,7 @@ class HubOrigin:
         """Return how fetching goes."""
         with self._changed:
             on_the_way = self._ahead - len(self._ready)
-            return Traffic(self._bytes, on_the_way == 0 and not (self._wanted and self._has_room()))
+            return Traffic(self._bytes, on_the_way == 0 and not (self._wanted and self._may_begin()))
 
     def notices(self) -> list[str]:
         """Return what was told since this was last asked."""
@@ -267,12 +289,15 @@ class HubOrigin:
     def _next(self) -> ConvertOrder | None:
         """Wait for room; return what to fetch, or None if there is no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stop.is_set() or not self._wanted or self._has_room())
+            self._changed.wait_for(lambda: self._stop.is_set() or not self._wanted or self._may_begin())
             if self._stop.is_set() or not self._wanted:
                 return None
             self._ahead += 1
             self._held += 1
             return self._wanted.popleft()
+
+    def _may_begin(self) -> bool:
+        return self._has_room() and self._is_wanted(self._wanted[0])
 
     def _has_room(self) -> bool:
         terms = self._terms

@@ -5,6 +5,7 @@ ratios were measured on FineWeb-Edu and are said to be estimates wherever they
 are shown.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -79,19 +80,23 @@ def make_plan(
     `counted` has the tokens of each source, where somebody counted them already.
     """
     rules = recipe.rules
-    files = recipe.source.files or _unlisted(recipe.source.totals)
-    known = estimated_sizes(files, sizes)
-    tokens = counted or {path: _tokens(rules, size) for path, size in known.items()}
-    rows = sum(size.rows for size in known.values())
-    total, largest = sum(tokens.values()), max(files, key=lambda file: file.bytes, default=None)
+    listed = recipe.source.files or _unlisted(recipe.source.totals)
+    known = estimated_sizes(listed, sizes)
+    tokens = counted or {path: tokens_of(rules, size) for path, size in known.items()}
+    files = _up_to_the_limit(rules, listed, known)
+    largest = max(files, key=lambda file: file.bytes, default=None)
+    rows = sum(known[file.path].rows for file in files)
+    total = sum(tokens.get(file.path, 0) for file in files)
+    share = _share(rules, rows, total)
+    rows, total = round(rows * share), round(total * share)
     shards = _shards(rules, total)
     output = _output_bytes(rules, total, shards, rows)
-    most = max(tokens.values(), default=0)
+    most = min(total, max(tokens.values(), default=0))
     return Plan(
         files=len(files),
         source_bytes=sum(file.bytes for file in files),
         rows=rows,
-        text_bytes=sum(size.text_bytes for size in known.values()),
+        text_bytes=round(sum(known[file.path].text_bytes for file in files) * share),
         tokens=total,
         shards=shards,
         output_bytes=output,
@@ -114,7 +119,27 @@ def _unlisted(totals: Totals) -> tuple[SourceShard, ...]:
     )
 
 
-def _tokens(rules: Rules, size: Size) -> int:
+def _up_to_the_limit(
+    rules: Rules, files: Sequence[SourceShard], sizes: Mapping[str, Size]
+) -> Sequence[SourceShard]:
+    """Return the files that a run with a limit reads; all of them if a filter may take most of each."""
+    rows = tokens = 0
+    for number, file in enumerate(files if rules.is_limited and not rules.is_filtered else (), 1):
+        rows += sizes[file.path].rows
+        tokens += tokens_of(rules, sizes[file.path])
+        if rows >= (rules.limit_documents or math.inf) or tokens >= (rules.limit_tokens or math.inf):
+            return files[:number]
+    return files
+
+
+def _share(rules: Rules, rows: int, tokens: int) -> float:
+    """Return how much of so many rows and tokens the limit leaves."""
+    most_rows, most_tokens = rules.limit_documents or math.inf, rules.limit_tokens or math.inf
+    return min(1.0, most_rows / max(1, rows), most_tokens / max(1, tokens))
+
+
+def tokens_of(rules: Rules, size: Size) -> int:
+    """Return about how many tokens a source of this size has, separators included."""
     per_token = _TEXT_BYTES_PER_TOKEN[rules.tokenizer]
     if rules.tokenizer == "bytes":
         return size.text_bytes + size.rows

@@ -50,8 +50,8 @@ class Tail(Part, frozen=True):
     index_sha256: str
 
 
-class Counts(Part, frozen=True):
-    """What a job saw: each row is a document, null or empty."""
+class Counts(Part, frozen=True, omit_defaults=True):
+    """What a job saw: each row is a document, null, empty, or one that the filter rejects."""
 
     rows: int
     documents: int
@@ -59,6 +59,10 @@ class Counts(Part, frozen=True):
     empty_rows: int
     text_bytes: int
     tokens: int
+    filtered_rows: int = 0
+    # The limit of the run ended it: the source has more documents. Its last document may be cut.
+    limited: bool = False
+    cut: bool = False
 
 
 class Receipt(Record, frozen=True, tag="fwconvert receipt 1"):

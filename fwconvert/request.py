@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fwconvert import catalog, demo, formats, records, vocabulary
+from fwconvert import catalog, demo, expression, formats, records, vocabulary, where
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
@@ -45,6 +45,11 @@ class Request:
     layout: Layout | None = None
     last: Last | None = None
     name: str | None = None
+    min_score: float | None = None
+    min_int_score: int | None = None
+    where: str | None = None
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
 
 
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
@@ -98,6 +103,12 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
         name=_chosen(request.name, usual["name"]),
         block_digits=1,
         last=_chosen(request.last, usual["last"]),
+        # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
+        min_score=None if request.min_score is None else float(request.min_score) + 0.0,
+        min_int_score=request.min_int_score,
+        where=None if request.where is None else expression.text(where.parse(request.where)),
+        limit_documents=request.limit_documents,
+        limit_tokens=request.limit_tokens,
     )
     digits = block_digits(manifest.files, rules.block_tokens)
     return check_rules(msgspec.structs.replace(rules, block_digits=digits))

@@ -13,6 +13,7 @@ from pathlib import Path
 from fwconvert import (
     atomic,
     driver,
+    needs,
     places,
     process,
     request,
@@ -29,6 +30,7 @@ from fwconvert.patience import Patience, patiently
 from fwconvert.receipt import Quarantined
 from fwconvert.run_manifest import Headline
 from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
+from fwconvert.strays import remove_strays
 from fwconvert.supply import Sources, Supply
 from fwconvert.survey import Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
@@ -93,7 +95,7 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
     origin = supply.origin(folder)
     finished = _already_complete(folder, recipe, origin)
     if finished is not None:
-        return _result(finished, len(recipe.source.files), started, untouched=True)
+        return _result(finished, len(finished.sources), started, untouched=True)
     if options.check_disk:
         supply.check_disk(folder)
     current = supply.session(folder, observer)
@@ -101,7 +103,7 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
         places.save(folder, supply.place)
         work = _begin(folder, recipe, current, origin, observer, stop)
         found = len(work.survey.jobs)
-        _carry_out(work, options)
+        _carry_out(work, options, supply)
         return _result(work, found, started)
 
 
@@ -133,7 +135,7 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work
             return None
         found = survey(folder, recipe, set())
         work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
-        if found.problems or work.missing or any(work.join_orders()):
+        if found.problems or work.missing or work.limits.unfit or any(work.join_orders()):
             return None
         whole = manifest == work.manifest(complete=True)
     except FwconvertError:
@@ -169,13 +171,15 @@ def _begin(
     unclean = _unclean(folder)
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
-    work = Work(folder, recipe, current, origin, observer, stop, survey(folder, recipe, unclean))
+    found, expected = survey(folder, recipe, unclean), needs.expected(recipe, origin)
+    work = Work(folder, recipe, current, origin, observer, stop, found, expected)
     _refuse_changed_sources(work)
     _withdraw(work.survey, observer)
     session.write(folder, current)
     for past in session.all_of(folder):
         if past.id in unclean:
             session.write(folder, session.ended(past, f"cut off; its files were checked by {current.id}"))
+    work.take_back()
     work.remove_leftovers()
     return work
 
@@ -207,12 +211,12 @@ def _refuse_changed_sources(work: Work) -> None:
             )
 
 
-def _carry_out(work: Work, options: Options) -> None:
+def _carry_out(work: Work, options: Options, supply: Supply) -> None:
     """Do all jobs, then the join; leave the folder tidy and described, whatever happens."""
     outcome = "error"
     try:
-        with _engine(work, options) as engine, work.origin:
-            driver.drive(work.ready_orders(), engine, work)
+        with _engine(work, options) as engine:
+            _convert_all(work, supply, engine)
             if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"
@@ -220,6 +224,17 @@ def _carry_out(work: Work, options: Options) -> None:
         outcome = "stopped"
     finally:
         _tidy(work, outcome)
+
+
+def _convert_all(work: Work, supply: Supply, engine: LocalEngine) -> None:
+    with work.origin:
+        driver.drive(work.ready_orders(), engine, work)
+    while work.goes_on:
+        work.origin = supply.origin(work.folder)
+        with work.origin:
+            driver.drive(work.ready_orders(), engine, work)
+    if work.limits.reached:
+        work.origin.clear()
 
 
 def _engine(work: Work, options: Options) -> LocalEngine:
@@ -233,6 +248,9 @@ def _engine(work: Work, options: Options) -> LocalEngine:
 
 def _tidy(work: Work, outcome: str) -> None:
     atomic.sweep(work.folder.temporary)
+    if outcome == "complete" and work.recipe.rules.is_limited:
+        shards = {line.name for line in work.manifest().shards}
+        remove_strays(work.folder, work.recipe.rules, shards, {file.path for file in work.sources})
     session.write(work.folder, session.ended(work.session, outcome))
     work.write_manifest(complete=outcome == "complete")
 

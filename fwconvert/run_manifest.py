@@ -7,7 +7,7 @@ each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 
 from collections.abc import Mapping, Sequence
 
-from fwconvert import records
+from fwconvert import limits, records
 from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 from fwconvert.folder import RunFolder
@@ -30,9 +30,10 @@ class Headline(Part, frozen=True, omit_defaults=True):
     empty_rows: int
     # With --last drop: the tokens that did not fill a shard.
     dropped_tokens: int = 0
+    filtered_rows: int = 0
 
 
-class JobLine(Part, frozen=True):
+class JobLine(Part, frozen=True, omit_defaults=True):
     """One finished job."""
 
     path: str
@@ -45,6 +46,9 @@ class JobLine(Part, frozen=True):
     text_bytes: int
     tokens: int
     tail_tokens: int
+    filtered_rows: int = 0
+    limited: bool = False
+    cut: bool = False
 
 
 class RunManifest(Record, frozen=True, tag="fwconvert run manifest 1"):
@@ -76,6 +80,7 @@ def build(
     complete: bool,
 ) -> RunManifest:
     """Merge receipts (by source path) and join receipts (by shard name) into a run manifest."""
+    receipts = limits.counted(recipe, receipts)
     taken = {join.taken.name: join.taken.tokens for join in joins.values() if join.taken}
     done = [receipts[file.path] for file in recipe.source.files if file.path in receipts]
     jobs = tuple(_job_line(receipt, taken) for receipt in done)
@@ -128,6 +133,9 @@ def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:
         text_bytes=counts.text_bytes,
         tokens=counts.tokens,
         tail_tokens=receipt.tail.tokens + absorbed,
+        filtered_rows=counts.filtered_rows,
+        limited=counts.limited,
+        cut=counts.cut,
     )
 
 
@@ -138,7 +146,7 @@ def _headline(
     dropped = sum(job.tokens for job in jobs) - sum(line.tokens for line in shards)
     return Headline(
         complete=complete,
-        jobs=len(recipe.source.files),
+        jobs=limits.extent(recipe.rules, jobs, len(recipe.source.files)),
         jobs_done=len(jobs),
         train_shards=len(shards) - val,
         val_shards=val,
@@ -147,4 +155,5 @@ def _headline(
         null_rows=sum(job.null_rows for job in jobs),
         empty_rows=sum(job.empty_rows for job in jobs),
         dropped_tokens=dropped if complete and recipe.rules.last == "drop" else 0,
+        filtered_rows=sum(job.filtered_rows for job in jobs),
     )

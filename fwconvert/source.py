@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import SourceError, message
 from fwconvert.plan import Size
+from fwconvert.sieve import Sieve
 
 # About 10 MB of FineWeb-Edu text. Decode speed does not depend on it, but a batch has a fixed cost
 # of some milliseconds in the encoder.
@@ -37,6 +38,21 @@ class TextBatch:
     seen: int
     null_rows: int
     empty_rows: int
+    # The whole column, its first row in the source, and which of it the filter keeps; None: all.
+    column: pa.Array = None
+    first_row: int = 0
+    kept: NDArray[np.int64] | None = None
+
+    @property
+    def filtered_rows(self) -> int:
+        """How many rows the filter rejects."""
+        return 0 if self.kept is None else self.seen - len(self.kept)
+
+    def until(self, row: int) -> "TextBatch":
+        """Return the batch as if it ended before this row of the source."""
+        seen = row - self.first_row
+        kept = None if self.kept is None else self.kept[self.kept < seen]
+        return _documents(self.column.slice(0, seen), self.first_row, kept)
 
     @property
     def text_bytes(self) -> int:
@@ -118,14 +134,21 @@ def row_count(path: Path) -> int:
         return int(parquet.metadata.num_rows)
 
 
-def batches(path: Path, text_column: str) -> Iterator[TextBatch]:
-    """Yield the documents of a parquet file in order, with their rows."""
+def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterator[TextBatch]:
+    """Yield the documents of a parquet file in order, with their rows.
+
+    A row that the sieve rejects is no document, and neither null nor empty.
+    """
     with reading(path), _opened(path) as parquet:
         _check_column(parquet, path, text_column)
+        wanted = [text_column]
+        if sieve is not None:
+            sieve.check(parquet.schema_arrow, path)
+            wanted = [*dict.fromkeys([text_column, *sieve.columns])]
         first = 0
-        for rows in parquet.iter_batches(BATCH_ROWS, columns=[text_column], use_threads=False):
-            column = rows.column(rows.schema.names.index(text_column))
-            yield _documents(_as_text(column, path, first), first)
+        for rows in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+            column = _as_text(rows.column(rows.schema.names.index(text_column)), path, first)
+            yield _documents(column, first, None if sieve is None else sieve.kept(rows, path))
             first += rows.num_rows
         if first != parquet.metadata.num_rows:
             raise SourceError(
@@ -253,10 +276,13 @@ def _as_text(column: pa.Array, path: Path, first_row: int) -> pa.Array:
     return column
 
 
-def _documents(column: pa.Array, first_row: int) -> TextBatch:
-    lengths, nulls = pc.binary_length(column), column.null_count
+def _documents(column: pa.Array, first_row: int, kept: NDArray[np.int64] | None = None) -> TextBatch:
+    chosen = column if kept is None else column.take(pa.array(kept))
+    lengths, nulls = pc.binary_length(chosen), chosen.null_count
     if nulls:
         lengths = pc.fill_null(lengths, 0)
-    kept = np.flatnonzero(lengths.to_numpy())
-    texts = column if len(kept) == len(column) else column.take(pa.array(kept))
-    return TextBatch(texts, kept + first_row, len(column), nulls, len(column) - len(kept) - nulls)
+    full = np.flatnonzero(lengths.to_numpy())
+    texts = chosen if len(full) == len(chosen) else chosen.take(pa.array(full))
+    rows = full if kept is None else kept[full]
+    empties = len(chosen) - len(full) - nulls
+    return TextBatch(texts, rows + first_row, len(column), nulls, empties, column, first_row, kept)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fwconvert import names, records
+from fwconvert import limits, names, records
 from fwconvert.config import Recipe
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
@@ -38,14 +38,17 @@ class Status(Part, frozen=True):
     null_rows: int
     empty_rows: int
     failed: tuple[FailedJob, ...]
+    filtered_rows: int = 0
 
 
 def status(out: Path) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
     folder = RunFolder(out)
     recipe = read_plan(folder)
-    files = recipe.source.files
-    receipts = [found for file in files if (found := _receipt(folder, file.path))]
+    given = [_receipt(folder, file.path) for file in recipe.source.files]
+    gave = [None if receipt is None else receipt.counts for receipt in given]
+    files = recipe.source.files[: limits.extent(recipe.rules, gave, len(given))]
+    receipts = [receipt for receipt in given[: len(files)] if receipt]
     joins = sorted(folder.joins.glob("*.json"))
     return Status(
         folder=str(out),
@@ -61,6 +64,7 @@ def status(out: Path) -> Status:
         shards=sum(len(receipt.shards) for receipt in receipts) + len(joins),
         null_rows=sum(receipt.counts.null_rows for receipt in receipts),
         empty_rows=sum(receipt.counts.empty_rows for receipt in receipts),
+        filtered_rows=sum(receipt.counts.filtered_rows for receipt in receipts),
         failed=tuple(failed for file in files if (failed := _failed(folder, file.path))),
     )
 

@@ -62,5 +62,7 @@ class Sources:
         if reason:
             observer.notice(reason)
         vocabulary.provide(known, folder.vocabularies)
-        threads = options.thread_count(len(self._recipe.source.files))
+        # With a limit fewer sources are at work than there are, and may have more threads each.
+        limited, files = self._recipe.rules.is_limited, self._recipe.source.files
+        threads = options.thread_count(needs.plan_for(self._recipe, options).files if limited else len(files))
         return session.new(options.worker_count, threads, encoder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from fwconvert import names, pack, run_manifest, vocabulary
+from fwconvert import limits, names, pack, run_manifest, vocabulary
 from fwconvert.config import Recipe, Rules, check_rules
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
@@ -118,8 +118,15 @@ class Account:
 
     @property
     def is_converted(self) -> bool:
-        """Tell whether every source has its job."""
-        return len(self.jobs) == len(self.manifest.sources)
+        """Tell whether every source has its job, or every source up to the limit."""
+        return [*self.jobs] == [*range(self.extent)]
+
+    @cached_property
+    def extent(self) -> int:
+        """How many sources the run has: all, or those up to its limit if that is reached."""
+        sources = len(self.manifest.sources)
+        gave = [self.jobs.get(index) for index in range(sources)]
+        return limits.extent(self.manifest.rules, gave, sources)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -222,7 +229,7 @@ def headline(account: Account) -> Headline:
     val = sum(line.split == "val" for line in manifest.shards)
     return Headline(
         complete=account.is_whole,
-        jobs=len(manifest.sources),
+        jobs=account.extent,
         jobs_done=len(manifest.jobs),
         train_shards=len(manifest.shards) - val,
         val_shards=val,
@@ -231,13 +238,14 @@ def headline(account: Account) -> Headline:
         null_rows=sum(job.null_rows for job in manifest.jobs),
         empty_rows=sum(job.empty_rows for job in manifest.jobs),
         dropped_tokens=account.dropped,
+        filtered_rows=sum(job.filtered_rows for job in manifest.jobs),
     )
 
 
 def _how_far(account: Account) -> str:
     there = {line.name for line in account.manifest.shards}
     done = sum(shard.name in there for shard in account.joined)
-    jobs = f"{len(account.jobs):,} of {len(account.manifest.sources):,} jobs"
+    jobs = f"{len(account.jobs):,} of {account.extent:,} jobs"
     return f"{jobs}, {done:,} of {len(account.joined):,} joined token shards" if account.joined else jobs
 
 
@@ -251,6 +259,7 @@ def _jobs(account: Account) -> Iterator[str]:
     for job, index in zip(manifest.jobs, places, strict=True):
         for what in (*_source(manifest, job, index), *_counts(job), *_tail(account, job, index)):
             yield f"the job {job.path} {what}"
+    yield from _limit(account)
 
 
 def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
@@ -265,13 +274,33 @@ def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
 
 
 def _counts(job: JobLine) -> Iterator[str]:
-    counted = job.documents + job.null_rows + job.empty_rows
+    counted = job.documents + job.null_rows + job.empty_rows + job.filtered_rows
     if job.rows != counted:
-        yield f"has {job.rows:,} rows, but its documents, null rows and empty rows make {counted:,}"
-    # No document is empty, and no token but EOT is shorter than a byte.
-    if not 2 * job.documents <= job.tokens <= job.text_bytes + job.documents:
+        kinds = "null rows, empty rows and filtered rows" if job.filtered_rows else "null rows and empty rows"
+        yield f"has {job.rows:,} rows, but its documents, {kinds} make {counted:,}"
+    # No document is empty unless it was cut, and no token but EOT is shorter than a byte.
+    if not 2 * job.documents - job.cut <= job.tokens <= job.text_bytes + job.documents:
         sizes = f"{job.documents:,} documents of {job.text_bytes:,} bytes"
         yield f"has {job.tokens:,} tokens, which {sizes} cannot give"
+
+
+def _limit(account: Account) -> Iterator[str]:
+    """Compare the jobs with the limit of the run."""
+    rules, jobs = account.manifest.rules, account.manifest.jobs
+    for word, limit, found in (
+        ("documents", rules.limit_documents, sum(job.documents for job in jobs)),
+        ("tokens", rules.limit_tokens, sum(job.tokens for job in jobs)),
+    ):
+        if limit is not None and found > limit:
+            yield f"the jobs have {found:,} {word}, more than the limit of {limit:,}"
+    for index, job in account.jobs.items():
+        is_last = account.extent == index + 1
+        if job.limited and not (is_last and limits.is_reached(rules, jobs)):
+            yield f"the job {job.path} was ended by a limit that is not reached there"
+        if job.cut and not (job.limited and rules.limit_tokens is not None):
+            yield f"the job {job.path} has a document that is cut, though no limit asks for it"
+    if len(account.jobs) > account.extent:
+        yield f"there are {len(account.jobs):,} jobs, but the limit is reached after {account.extent:,}"
 
 
 def _tail(account: Account, job: JobLine, index: int) -> Iterator[str]:

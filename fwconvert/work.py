@@ -4,74 +4,32 @@ It watches the driver. The state on disk is always ahead of the state in here:
 an order counts when its receipt is published, whether or not we live to see it.
 """
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import msgspec
 
 from fwconvert import atomic, names, records, run_manifest, session
-from fwconvert.config import Recipe
+from fwconvert.config import Recipe, SourceShard
 from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards, last_full
+from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
+from fwconvert.rations import Rations
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, Segment
 from fwconvert.survey import Survey
+from fwconvert.watching import Limit, Observer, Snapshot, StopSwitch
+
+__all__ = ["Observer", "Snapshot", "StopSwitch", "Work"]
 
 # manifest.json is refreshed this often: writing it takes 30 ms with 2,410 sources.
 _MANIFEST_SECONDS = 30.0
-
-
-Limit = Literal["network", "workers"]
-
-
-class StopSwitch:
-    """A wish to stop. Ask once to stop cleanly, twice to stop at once."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        # For those who wait.
-        self.wish = threading.Event()
-
-    def ask(self) -> None:
-        """Ask to stop."""
-        self.asked += 1
-        self.wish.set()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """How far a run is. Units are source bytes while converting, tokens while joining."""
-
-    phase: Literal["convert", "join"]
-    units: int
-    units_done: float
-    # What this session has done itself; the rest was there before.
-    session_units: float
-    session_tokens: int
-    jobs: int
-    jobs_done: int
-    tokens: int
-    running: Sequence[Progress]
-    # Bytes that this session has fetched, and what the run waits for; None if nothing is fetched.
-    fetched: int | None = None
-    limit: Limit | None = None
-
-
-class Observer(Protocol):
-    """Is shown what happens during a run. The library itself never prints."""
-
-    def notice(self, text: str) -> None:
-        """Take note of something that a person should know."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show how far the run is; called several times a second."""
 
 
 @dataclass
@@ -85,9 +43,12 @@ class Work:
     observer: Observer
     stop: StopSwitch
     survey: Survey
+    # What each source may hold; needed only where there is a limit.
+    expected: Sequence[Amount] = ()
     failures: dict[str, list[Failure]] = field(default_factory=dict)
     given_up: dict[str, Quarantined] = field(default_factory=dict)
     # Running totals of what is done: of the whole run, and of this session alone.
+    documents: int = 0
     tokens: int = 0
     bytes: int = 0
     joined: int = 0
@@ -101,10 +62,21 @@ class Work:
 
     def __post_init__(self) -> None:
         receipts = self.survey.jobs.values()
+        self.documents = sum(receipt.counts.documents for receipt in receipts)
         self.tokens = sum(receipt.counts.tokens for receipt in receipts)
         self.bytes = sum(receipt.source_bytes for receipt in receipts)
         self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
         self._covered = self.survey.covered
+        files = self.recipe.source.files
+        self.limits = Limits(self.recipe.rules, self.expected or [NOTHING] * len(files))
+        for index, file in enumerate(files):
+            if file.path in self.survey.jobs:
+                self.limits.done(index, self.survey.jobs[file.path].counts)
+
+    @property
+    def sources(self) -> Sequence[SourceShard]:
+        """The sources of the run: all, or those up to its limit if that is reached."""
+        return self.recipe.source.files[: self.limits.extent]
 
     @property
     def context(self) -> RunContext:
@@ -119,19 +91,30 @@ class Work:
         )
 
     def ready_orders(self) -> Ready:
-        """Yield an order for each job that is not done, when its source is there."""
-        return self.origin.ready([*self._convert_orders()])
+        """Yield an order for each job that is not done, when its source is there and the limit allows it."""
+        orders = [*self._convert_orders()]
+        if not self.recipe.rules.is_limited:
+            return self.origin.ready(orders)
+        limits = self.limits
+        coming = self.origin.ready(orders, lambda order: limits.is_wanted_soon(order.source_index))
+        return Rations(limits).ready(coming)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are more orders, though none came: some sources gave more than was expected."""
+        first = next(iter(self.missing), None)
+        return first is not None and first not in self.given_up
 
     def _convert_orders(self) -> Iterator[ConvertOrder]:
-        for index, file in enumerate(self.recipe.source.files):
-            if file.path not in self.survey.jobs:
+        for index, file in enumerate(self.sources):
+            if file.path not in self.survey.jobs and file.path not in self.given_up:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
                 yield ConvertOrder(self.context, source, index, self.origin.place(source))
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
-        files, rules = self.recipe.source.files, self.recipe.rules
+        files, rules = self.sources, self.recipe.rules
         jobs = [self.survey.jobs[file.path] for file in files]
         shards = joined_shards([job.tail.tokens for job in jobs], rules, last_full(jobs))
         self._joining = sum(shard.tokens for shard in shards)
@@ -147,7 +130,7 @@ class Work:
     @property
     def missing(self) -> list[str]:
         """The sources that are not converted."""
-        return [file.path for file in self.recipe.source.files if file.path not in self.survey.jobs]
+        return [file.path for file in self.sources if file.path not in self.survey.jobs]
 
     def done(self, order: Order, receipt: Receipt | JoinReceipt) -> None:
         """Keep a receipt; what it makes unnecessary is removed."""
@@ -159,13 +142,35 @@ class Work:
 
     def _job_done(self, order: ConvertOrder, receipt: Receipt) -> None:
         self.survey.jobs[receipt.path] = receipt
+        self.documents += receipt.counts.documents
         self.tokens += receipt.counts.tokens
         self.bytes += receipt.source_bytes
         self.session_tokens += receipt.counts.tokens
         self.session_bytes += receipt.source_bytes
         atomic.remove(self.folder.quarantined(order.key))
         self._remove_tail_if_joined(order.source_index)
+        self.limits.done(order.source_index, receipt.counts)
+        self.take_back()
         self.origin.release(order.source)
+
+    def take_back(self) -> None:
+        """Withdraw what was converted on trial and does not fit; its files go when all is done."""
+        for index in self.limits.unfit:
+            path = self.recipe.source.files[index].path
+            receipt = self.survey.jobs.pop(path)
+            self.documents -= receipt.counts.documents
+            self.tokens -= receipt.counts.tokens
+            self.bytes -= receipt.source_bytes
+            if receipt.session == self.session.id:
+                self.session_tokens -= receipt.counts.tokens
+                self.session_bytes -= receipt.source_bytes
+            self.survey.known_sources[path] = receipt.source_sha256
+            self.limits.undone(index)
+            withdrawn = self.folder.receipt(names.job_key(path))
+            atomic.remove(withdrawn)
+            atomic.sync_folder(withdrawn.parent)
+            why = "lies behind the limit" if self.limits.reached else "has more than the limit leaves for it"
+            self.observer.notice(f"{path} {why}: what was made of it, on trial, is withdrawn")
 
     def _join_done(self, receipt: JoinReceipt) -> None:
         self.survey.joins[receipt.shard.name] = receipt
@@ -212,7 +217,7 @@ class Work:
             units_done=units_done,
             session_units=session_units,
             session_tokens=self.session_tokens + flying_tokens,
-            jobs=len(self.recipe.source.files),
+            jobs=len(self.sources),
             jobs_done=len(self.survey.jobs),
             tokens=self.tokens + flying_tokens,
             running=running,
@@ -223,7 +228,7 @@ class Work:
         traffic = None if self._joining else self.origin.traffic()
         if traffic is None:
             return {}
-        left = len(self.recipe.source.files) - len(self.survey.jobs) - len(self.given_up)
+        left = len(self.sources) - len(self.survey.jobs) - len(self.given_up)
         if traffic.ahead:  # Nothing is on its way: all that may be there is.
             self._limit = "workers"
         elif len(running) < min(self.session.workers, left):
@@ -268,7 +273,19 @@ class Work:
     def _convert_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
         orders = [(p.fraction, p.order) for p in running]
         flying = sum(part * order.source.bytes for part, order in orders if isinstance(order, ConvertOrder))
-        return self.recipe.source.bytes, self.bytes + flying, self.session_bytes + flying
+        tokens = self.tokens + sum(progress.tokens for progress in running)
+        return self._bytes_to_read(flying, tokens), self.bytes + flying, self.session_bytes + flying
+
+    def _bytes_to_read(self, flying: float, tokens: int) -> int:
+        """Return how many source bytes the run reads; guessed from what was read, while a limit is ahead."""
+        everything = sum(file.bytes for file in self.sources)
+        if not self.recipe.rules.is_limited:
+            return everything
+        shares = [
+            (self.bytes, self.limits.share(self.documents, 0)),
+            (self.bytes + flying, self.limits.share(0, tokens)),
+        ]
+        return min(everything, *(round(read / share) for read, share in shares if share), everything)
 
     def _join_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
         orders = [(p.fraction, p.order) for p in running]
@@ -291,6 +308,7 @@ class Work:
     def _quarantine(self, order: Order, attempts: list[Failure]) -> None:
         if isinstance(order, JoinOrder):
             raise FwconvertError(attempts[-1].message)
+        self.limits.undone(order.source_index)
         if attempts[-1].kind != "unfetched":
             self.origin.release(order.source)
         texts = tuple((failure.message, failure.traceback) for failure in attempts)

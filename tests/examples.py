@@ -37,6 +37,11 @@ CHANGED_RULES: dict[str, Any] = {
     "name": "other",
     "block_digits": 4,
     "last": "merge",
+    "min_score": 2.5,
+    "min_int_score": 3,
+    "where": "score",
+    "limit_documents": 1000,
+    "limit_tokens": 2000,
 }
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))

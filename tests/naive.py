@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import tiktoken
@@ -63,11 +64,18 @@ def convert(
     eot: str = "before",
     name: str = "edu_fineweb",
     last: str = "merge",
+    keep: Callable[[dict[str, Any]], bool] | None = None,
+    limit_documents: int | None = None,
+    limit_tokens: int | None = None,
 ) -> None:
-    """Convert all parquet files below `folder`, in the order of their paths."""
+    """Convert all parquet files below `folder`, in the order of their paths.
+
+    `keep` is asked of each row, as a dictionary; the limits end the stream of all sources.
+    """
     paths = sorted(folder.rglob("*.parquet"), key=lambda path: path.relative_to(folder).as_posix())
     encode = encoder(tokenizer)
-    streams = [read(path, encode, TOKENIZERS[tokenizer][0], eot) for path in paths]
+    streams = [read(path, encode, TOKENIZERS[tokenizer][0], eot, keep) for path in paths]
+    streams = limited(streams, limit_documents, limit_tokens)
     if layout == "contiguous":
         shards = contiguous(concatenate(streams), shard_tokens, val_tokens)
     else:
@@ -90,17 +98,39 @@ def encoder(tokenizer: str) -> Callable[[str], list[int]]:
     return tiktoken.Encoding(table, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
 
 
-def read(path: Path, encode: Callable[[str], list[int]], separator: int, eot: str) -> Stream:
-    """Return a source as one stream; null and empty texts are no documents."""
+def read(
+    path: Path,
+    encode: Callable[[str], list[int]],
+    separator: int,
+    eot: str,
+    keep: Callable[[dict[str, Any]], bool] | None = None,
+) -> Stream:
+    """Return a source as one stream; null and empty texts, and rows that are not kept, are no documents."""
     tokens: list[int] = []
     starts: list[Start] = []
-    for row, value in enumerate(pq.read_table(path, columns=["text"]).column("text").to_pylist()):
+    for row, values in enumerate(pq.read_table(path).to_pylist()):
+        value = values["text"]
         text = value.decode() if isinstance(value, bytes) else value
-        if not text:
+        if not text or (keep is not None and not keep(values)):
             continue
         starts.append(Start(len(tokens), row))
         tokens += [separator, *encode(text)] if eot == "before" else [*encode(text), separator]
     return Stream(tokens, starts)
+
+
+def limited(streams: Sequence[Stream], documents: int | None, tokens: int | None) -> list[Stream]:
+    """Return the streams as if all after the first so many documents, and tokens, had never been."""
+    found = []
+    for stream in streams:
+        end = len(stream.tokens)
+        if documents is not None:
+            end = min(end, *(start.position for start in stream.starts[documents:]), end)
+            documents -= min(documents, len(stream.starts))
+        if tokens is not None:
+            end = min(end, tokens)
+            tokens -= end
+        found.append(stream.part(0, end))
+    return found
 
 
 def concatenate(streams: Sequence[Stream]) -> Stream:

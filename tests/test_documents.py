@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from examples import rules_with
 
-from fwconvert import documents
+from fwconvert import documents, source
 from fwconvert.config import Encoder, SourceShard
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
@@ -89,3 +89,45 @@ def test_a_difference_stops_the_job_and_names_the_document(
     assert "a.parquet" in told
     assert "<urn:1>" in told
     assert "--encoder reference" in told
+
+
+@pytest.mark.parametrize("eot", ["before", "after"])
+@pytest.mark.parametrize("where", [None, "id != 3 and id != 11"])
+def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_batched(
+    eot: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["ab", None, "c", "defg", "", None, "h", "ij", "", "", "k", "lmn", None, "o", None]
+    file = corpus.write(tmp_path / "a.parquet", texts)
+    rules = rules_with(tokenizer="bytes", eot=eot, where=where)
+    context = RunContext(tmp_path, "id", rules, "session", "reference")
+    kept = [(row, text) for row, text in enumerate(texts) if text and not (where and row in (3, 11))]
+    allowed = [*((n, None) for n in range(1, 10)), *((None, n) for n in range(1, 26)), (4, 9), (2, 9)]
+    for most, tokens in allowed:
+        order = ConvertOrder(context, SourceShard("a", 1), 0, file, False, most, tokens)
+        seen = []
+        for size in (1, 2, 3, 7, 2048):
+            monkeypatch.setattr(source, "BATCH_ROWS", size)
+            *found, reading = tokens_of(order)
+            seen.append((found, reading.counts()))
+        assert all(each == seen[0] for each in seen)
+        wanted: list[int] = []
+        starts: list[int] = []
+        rows: list[int] = []
+        for row, text in kept[:most]:
+            starts.append(len(wanted))
+            rows.append(row)
+            wanted += [256, *text.encode()] if eot == "before" else [*text.encode(), 256]
+        whole = len(wanted)
+        count = sum(start < (tokens or whole) for start in starts)
+        (found_tokens, found_starts, found_rows), counts = seen[0]
+        assert found_tokens == wanted[:tokens]
+        assert (found_starts, found_rows) == (starts[:count], rows[:count])
+        assert counts.limited == (count < len(kept) or (tokens or whole) < whole)
+        assert counts.cut == (tokens is not None and tokens < whole and tokens not in starts)
+        # Up to the first document that has no place; a document that is cut is the last thing that is read.
+        end = len(texts) if not counts.limited else rows[count - 1] + 1 if counts.cut else kept[count][0]
+        assert counts.rows == end
+        assert counts.documents == count
+        assert counts.null_rows == texts[:end].count(None)
+        assert counts.empty_rows == texts[:end].count("")
+        assert counts.filtered_rows == sum(row in (3, 11) for row in range(end)) * bool(where)

@@ -157,6 +157,34 @@ def test_another_format_is_what_a_conversion_gives(
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
+CHOSEN: list[dict[str, Any]] = [
+    {"limit_tokens": 9999},
+    {"limit_documents": 50, "layout": "contiguous"},
+    {"limit_tokens": 12_345, "last": "keep", "eot": "after"},
+]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+@pytest.mark.xdist_group("export")
+def test_a_limited_run_can_be_exported(
+    chosen: dict[str, Any], run_of: Callable[..., Path], source: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"shard_tokens": 800, "layout": "independent"}
+    wanted = {**BASE, **chosen, **changes}
+    assert runner.convert(source, tmp_path / "direct", **wanted).complete
+
+    assert export(run_of(**chosen), tmp_path / "out", **changes).complete
+
+    assert tree(tmp_path / "out") == tree(tmp_path / "direct")
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_a_document_that_is_cut_cannot_change_sides(run_of: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--eot before"):
+        export(run_of(limit_tokens=9999), tmp_path / "out", eot="after")
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_stream_becomes_shards_again(run_of: Callable[..., Path], tmp_path: Path) -> None:
     export(run_of(), tmp_path / "raw", format="raw", val_tokens=1000)
     export(tmp_path / "raw", tmp_path / "back", format="llmc", shard_tokens=1000)

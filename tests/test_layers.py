@@ -26,15 +26,40 @@ ROWS = (
     ("run", "show", "source_row", "status"),
     ("supply",),
     ("driver", "run_reader", "verify", "work"),
+    ("watching",),
     ("engine", "verify_manifest"),
     ("worker",),
-    ("documents", "exported", "needs", "run_manifest", "verify_shard"),
-    ("fast", "origin", "pin", "places", "saved_plan", "scan", "session", "stream_reader", "survey", "tails"),
-    ("encoders", "fetch", "folder", "join", "orders", "ranges", "request", "shard", "source", "tokenizer"),
-    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "stream", "vocabulary"),
+    ("documents", "exported", "needs", "rations", "run_manifest", "verify_shard"),
+    (
+        "fast",
+        "origin",
+        "pin",
+        "places",
+        "saved_plan",
+        "scan",
+        "session",
+        "strays",
+        "stream_reader",
+        "survey",
+        "tails",
+    ),
+    (
+        "encoders",
+        "fetch",
+        "folder",
+        "join",
+        "limits",
+        "orders",
+        "ranges",
+        "request",
+        "shard",
+        "source",
+        "tokenizer",
+    ),
+    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream", "vocabulary"),
     ("config", "patience", "receipt"),
-    ("atomic", "formats", "hub_client", "process", "records"),
-    ("ahead", "blocks", "columns", "doubtful", "errors"),
+    ("atomic", "formats", "hub_client", "process", "records", "where"),
+    ("ahead", "blocks", "columns", "doubtful", "errors", "expression"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
 
@@ -102,7 +127,10 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "formats", "sidecars", "stream"])
+@pytest.mark.parametrize(
+    "module",
+    ["pack", "plan", "join", "names", "formats", "sidecars", "stream", "limits", "expression", "where"],
+)
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
@@ -132,7 +160,8 @@ def test_light_modules_load_nothing_heavy() -> None:
     light = [
         "errors", "records", "atomic", "formats", "config", "names", "receipt", "folder", "orders", "session",
         "saved_plan", "survey", "run_manifest", "catalog", "request", "plan", "join", "process", "engine",
-        "driver", "work", "status", "commands", "cli",
+        "driver", "work", "status", "commands", "cli", "expression", "where", "limits", "rations", "strays",
+        "watching",
     ]  # fmt: skip
     code = """
         import importlib, sys

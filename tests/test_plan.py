@@ -207,3 +207,37 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers(have: int, free: i
         "missing": f"{missing:,}",
     }
     assert "--no-disk-check" in str(caught.value)
+
+
+SIZES = {f"{at}.parquet": Size(100, 10_000) for at in range(10)}
+
+
+def limited_plan(**rules: Any) -> Plan:
+    return make_plan(recipe_of([5_000] * 10, tokenizer="bytes", shard_tokens=1_000, **rules), SIZES, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "files", "tokens", "rows"),
+    [
+        ({"limit_tokens": 1}, 1, 1, 0),
+        ({"limit_tokens": 10_100}, 1, 10_100, 100),
+        ({"limit_tokens": 10_101}, 2, 10_101, 100),
+        ({"limit_tokens": 10**9}, 10, 101_000, 1_000),
+        ({"limit_documents": 50}, 1, 5_050, 50),
+        ({"limit_documents": 250}, 3, 25_250, 250),
+        ({"limit_documents": 250, "limit_tokens": 101}, 1, 101, 1),
+        ({"limit_documents": 250, "limit_tokens": 101, "min_score": 1.0}, 10, 101, 1),
+    ],
+)
+def test_a_limit_makes_a_plan_smaller(limit: dict[str, Any], files: int, tokens: int, rows: int) -> None:
+    plan = limited_plan(**limit)
+
+    assert (plan.files, plan.tokens, plan.rows) == (files, tokens, rows)
+    assert plan.source_bytes == 5_000 * files
+    assert plan.fetched_bytes == 5_000 * min(4, files)
+    assert plan.output_bytes == 2 * tokens + 1024 * plan.shards + 8 * rows
+    assert plan.shards == -(-tokens // 1_000)
+
+
+def test_a_filter_alone_changes_no_plan() -> None:
+    assert limited_plan(where="score > 3") == limited_plan()

@@ -1,0 +1,238 @@
+"""The language of --where: a small part of Python's expressions, over the columns of a source.
+
+Read by Python's own parser, never run by it. Every kind of node that may stand
+in an expression is listed here; what is not listed is refused with its place.
+Sizes are bounded, so that no expression costs more than a short one.
+"""
+
+import ast
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+from fwconvert.errors import UsageError, message
+from fwconvert.expression import (
+    Among,
+    Arithmetic,
+    Call,
+    Chain,
+    Column,
+    Constant,
+    IsNull,
+    KindError,
+    Logic,
+    Negative,
+    Node,
+    Not,
+    Value,
+    columns,
+    kind,
+)
+
+MOST_CHARACTERS = 4000
+MOST_VALUES = 1000
+_MOST_DEPTH = 50
+_LARGEST = sys.float_info.max
+# Of a line, when a place in it is shown.
+_MOST_SHOWN = 72
+
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_TESTS = ("contains", "startswith", "endswith")
+_KNOWN = (
+    "known are: columns, numbers, texts, True, False; < <= > >= == != and chains of them; and, or, not; "
+    "in (…), not in (…), is None, is not None; + - * /; "
+    "len(c), contains(c, 'x'), startswith(c, 'x'), endswith(c, 'x'), column('a name with blanks')"
+)
+
+
+class _Refused(Exception):
+    """Something that does not belong into an expression, and where."""
+
+    def __init__(self, wrong: str, place: ast.expr | None = None) -> None:
+        super().__init__(wrong)
+        # Of the line, counted from 1, the bytes from `begin` to `end`.
+        self.line, self.begin, self.end = 1, 0, 0
+        if place is not None:
+            self.line, self.begin, self.end = place.lineno, place.col_offset, place.end_col_offset or 0
+
+
+def parse(text: str) -> Node:
+    """Return the expression that `text` spells, or raise UsageError that points at what is wrong."""
+    if len(text) > MOST_CHARACTERS or not _is_encodable(text):
+        raise UsageError(
+            message(
+                "the expression of --where is too long, or is no text",
+                f"use at most {MOST_CHARACTERS:,} characters",
+                characters=f"{len(text):,}",
+            )
+        )
+    text = text.strip()
+    try:
+        found = _sensible(_node(_parsed(text), 0))
+    except _Refused as error:
+        raise UsageError(_pointed(text, error)) from None
+    except KindError as error:
+        raise UsageError(message(f"--where cannot be understood: {error}", _KNOWN, where=text)) from None
+    return found
+
+
+def _sensible(found: Node) -> Node:
+    if not [*columns(found)]:
+        raise _Refused("it names no column, so it is the same for every row")
+    kind(found, lambda _: "any", top=True)
+    return found
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of odd escapes and odd comparisons.
+            return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        refused = _Refused(error.msg)
+        refused.line = error.lineno or 1
+        refused.begin = len(_line(text, refused.line)[: max(0, (error.offset or 1) - 1)].encode())
+        raise refused from None
+    except (ValueError, MemoryError, RecursionError):
+        raise _Refused("it is nested too deeply, or has a null byte") from None
+
+
+def _pointed(text: str, error: _Refused) -> str:
+    """Return the message, with a mark below the place."""
+    line = _line(text, error.line)
+    begin = len(line.encode()[: error.begin].decode(errors="replace"))
+    end = max(begin + 1, len(line.encode()[: error.end].decode(errors="replace")))
+    shown = line if len(line) <= _MOST_SHOWN else line[max(0, begin - 20) :][:_MOST_SHOWN]
+    skipped = 0 if shown == line else max(0, begin - 20)
+    mark = " " * (begin - skipped) + "^" * (min(end - skipped, len(shown) + 1) - (begin - skipped))
+    return message(f"--where cannot be understood: {error}", _KNOWN, where=shown, here=mark)
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.splitlines() or [""]
+    return lines[min(number, len(lines)) - 1]
+
+
+def _node(found: ast.expr, depth: int) -> Node:
+    if depth > _MOST_DEPTH:
+        raise _Refused("it is nested too deeply", found)
+    makers: dict[type[ast.expr], Callable[..., Node]] = {
+        ast.Name: _name,
+        ast.Constant: _value,
+        ast.BoolOp: _logic,
+        ast.UnaryOp: _unary,
+        ast.Compare: _compare,
+        ast.BinOp: _arithmetic,
+        ast.Call: _call,
+    }
+    maker = makers.get(type(found))
+    if maker is None:
+        raise _Refused("this is not part of the language", found)
+    return maker(found, depth + 1)
+
+
+def _name(found: ast.Name, _: int) -> Node:
+    return Column(found.id)
+
+
+def _value(found: ast.Constant, _: int) -> Node:
+    return Value(_constant(found))
+
+
+def _constant(found: ast.expr) -> Constant:
+    """Return a number, a text or a truth; a number may have a sign."""
+    if isinstance(found, ast.UnaryOp) and isinstance(found.op, ast.USub):
+        inner = _constant(found.operand)
+        if isinstance(inner, bool | str):
+            raise _Refused("only numbers have a sign", found)
+        return -inner
+    value = found.value if isinstance(found, ast.Constant) else None
+    if value is None and isinstance(found, ast.Constant):
+        raise _Refused("say `is None` or `is not None` to ask for null", found)
+    if not isinstance(value, bool | int | float | str):
+        raise _Refused("this is no number, text, True or False", found)
+    if not isinstance(value, str) and not abs(value) <= (2**63 - 1 if isinstance(value, int) else _LARGEST):
+        raise _Refused("this number is too large", found)
+    if isinstance(value, str) and not _is_encodable(value):
+        raise _Refused("this text cannot be encoded", found)
+    return value
+
+
+def _logic(found: ast.BoolOp, depth: int) -> Node:
+    word: Literal["and", "or"] = "and" if isinstance(found.op, ast.And) else "or"
+    parts: list[Node] = []
+    for value in found.values:
+        part = _node(value, depth)
+        parts += part.parts if isinstance(part, Logic) and part.word == word else [part]
+    return Logic(word, tuple(parts))
+
+
+def _unary(found: ast.UnaryOp, depth: int) -> Node:
+    if isinstance(found.op, ast.Not):
+        return Not(_node(found.operand, depth))
+    if not isinstance(found.op, ast.USub):
+        raise _Refused("this is not part of the language", found)
+    part = _node(found.operand, depth)
+    if isinstance(part, Value) and not isinstance(part.value, bool | str):
+        return Value(-part.value)
+    return Negative(part)
+
+
+def _compare(found: ast.Compare, depth: int) -> Node:
+    first = _node(found.left, depth)
+    if len(found.ops) == 1:
+        special = _membership(first, found.ops[0], found.comparators[0])
+        if special is not None:
+            return special
+    rest = []
+    for operator, operand in zip(found.ops, found.comparators, strict=True):
+        if type(operator) not in _COMPARISONS:
+            raise _Refused("`in` and `is` cannot stand in a chain; use brackets and `and`", found)
+        rest.append((_COMPARISONS[type(operator)], _node(operand, depth)))
+    return Chain(first, tuple(rest))
+
+
+def _membership(part: Node, operator: ast.cmpop, operand: ast.expr) -> Node | None:
+    if isinstance(operator, ast.Is | ast.IsNot):
+        if not isinstance(operand, ast.Constant) or operand.value is not None:
+            raise _Refused("`is` is for None alone", operand)
+        return IsNull(part, isinstance(operator, ast.IsNot))
+    if not isinstance(operator, ast.In | ast.NotIn):
+        return None
+    if not isinstance(operand, ast.Tuple | ast.List) or not 0 < len(operand.elts) <= MOST_VALUES:
+        raise _Refused(f"`in` takes 1 to {MOST_VALUES:,} constants in brackets: in ('a', 'b')", operand)
+    values = tuple(_constant(element) for element in operand.elts)
+    return Among(part, values, isinstance(operator, ast.NotIn))
+
+
+def _arithmetic(found: ast.BinOp, depth: int) -> Node:
+    if type(found.op) not in _SIGNS:
+        raise _Refused("this is not part of the language", found)
+    return Arithmetic(_SIGNS[type(found.op)], _node(found.left, depth), _node(found.right, depth))
+
+
+def _call(found: ast.Call, depth: int) -> Node:
+    name = found.func.id if isinstance(found.func, ast.Name) else ""
+    wanted = {"len": 1, "column": 1, **dict.fromkeys(_TESTS, 2)}.get(name)
+    if wanted is None:
+        raise _Refused("there is no such function", found.func)
+    if len(found.args) != wanted or found.keywords:
+        raise _Refused(f"{name} takes {wanted} in its brackets", found)
+    if name == "len":
+        return Call(name, _node(found.args[0], depth))
+    text = _constant(found.args[-1])
+    if not isinstance(text, str):
+        raise _Refused("this must be a text in quotes", found.args[-1])
+    return Column(text) if name == "column" else Call(name, _node(found.args[0], depth), text)
