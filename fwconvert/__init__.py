@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fwconvert.config import Options, Recipe
     from fwconvert.errors import FwconvertError
+    from fwconvert.loader import Loader
     from fwconvert.request import Request, make_recipe, resolve
     from fwconvert.run import Result, convert
 
-__all__ = ["FwconvertError", "Options", "Recipe", "Request", "Result", "convert", "make_recipe", "resolve"]
+__all__ = [
+    "FwconvertError",
+    "Loader",
+    "Options",
+    "Recipe",
+    "Request",
+    "Result",
+    "convert",
+    "make_recipe",
+    "resolve",
+]
 
 _HOMES = {
     "FwconvertError": "errors",
+    "Loader": "loader",
     "Options": "config",
     "Recipe": "config",
     "Request": "request",

@@ -5,6 +5,7 @@ types included, so that nothing hides.
 """
 
 import ast
+from importlib import util
 from pathlib import Path
 
 import child
@@ -21,18 +22,18 @@ ROWS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("__init__", "progress"),
-    ("run", "status"),
-    ("driver", "verify", "work"),
-    ("engine", "show", "verify_manifest"),
-    ("worker",),
+    ("__init__", "loader_torch", "progress"),
+    ("loader", "run", "status"),
+    ("driver", "loader_documents", "verify", "work"),
+    ("engine", "loader_windows", "show", "verify_manifest"),
+    ("loader_shards", "worker"),
     ("documents", "needs", "run_manifest", "verify_shard"),
-    ("fast", "origin", "pin", "saved_plan", "session", "survey", "tails"),
+    ("fast", "loader_files", "origin", "pin", "saved_plan", "session", "survey", "tails"),
     ("encoders", "fetch", "folder", "join", "orders", "request", "shard", "source", "tokenizer"),
     ("catalog", "demo", "hub", "names", "pack", "plan", "vocabulary"),
     ("config", "patience", "receipt"),
     ("atomic", "hub_client", "process", "records"),
-    ("ahead", "blocks", "columns", "doubtful", "errors"),
+    ("ahead", "blocks", "columns", "doubtful", "errors", "permutation"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
 
@@ -100,7 +101,7 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names"])
+@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "permutation"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
@@ -164,6 +165,17 @@ def test_help_and_status_load_nothing_heavy(words: list[str]) -> None:
     assert child.run(code, argument, *HEAVY).split() == []
 
 
+def test_the_loader_loads_nothing_that_only_conversion_needs() -> None:
+    code = """
+        import sys
+        import fwconvert.loader
+        print(*(name for name in sys.argv[1:] if name in sys.modules))
+    """
+    heavy = ("pyarrow", "tiktoken", "gigatoken", "rich", "huggingface_hub", "zstandard", "torch")
+
+    assert child.run(code, *heavy).split() == []
+
+
 def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
     code = """
         import importlib, os, sys, threading
@@ -172,7 +184,9 @@ def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
             importlib.import_module(f"fwconvert.{name}")
         assert threading.active_count() == 1
     """
-    modules = sorted(set(MODULES) - {"__init__"})
+    # PyTorch is an extra, which need not be installed.
+    extra = set() if util.find_spec("torch") else {"loader_torch"}
+    modules = sorted(set(MODULES) - {"__init__"} - extra)
 
     assert child.run(code, tmp_path, *modules) == ""
     assert list(tmp_path.iterdir()) == []
