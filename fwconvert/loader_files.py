@@ -151,7 +151,7 @@ def _head(path: Path) -> tuple[bytes, int, int]:
 
     try:
         unpacked = zstandard.frame_content_size(mapped[:64].tobytes())
-        with zstandard.ZstdDecompressor().stream_reader(mapped) as reader:
+        with zstandard.ZstdDecompressor().stream_reader(mapped.data) as reader:
             head = reader.read(_HEAD_BYTES)
     except zstandard.ZstdError as error:
         raise _refusal("a compressed token shard cannot be unpacked", path, reason=error) from error

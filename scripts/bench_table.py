@@ -89,6 +89,16 @@ def _passed(found: dict[str, Any], name: str) -> str:
     return f"{found['passed'][name]:.2f}" if name in found["passed"] else "-"
 
 
+def loader_table(found: dict[str, Any]) -> str:
+    """Return how fast tokens are served, each way beside the plain one that does the same."""
+    lines, plain = [], 1.0
+    for name, best in found.items():
+        speed = best["bytes"] / best["seconds"]
+        plain = speed if name.startswith("plain") else plain
+        lines.append([name, f"{best['bytes'] / 1e6:,.0f}", f"{speed / 1e9:.2f}", f"{speed / plain:.0%}"])
+    return markdown(("way", "MB of tokens", "GB/s", "of plain numpy"), lines)
+
+
 def facts(setup: Setup, rounds: int) -> str:
     """Return what one must know to believe the figures."""
     said = {

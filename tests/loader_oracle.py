@@ -30,7 +30,7 @@ def permuted(size: int, seed: int, epoch: int, position: int) -> int:
     bits = 2
     while 2**bits < size:
         bits += 1
-    low_values, high_values = 2 ** (bits // 2), 2 ** (bits - bits // 2)
+    low_values, high_values = 1 << bits // 2, 1 << bits - bits // 2
     number = position
     while True:
         high, low = divmod(number, low_values)

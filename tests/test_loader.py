@@ -347,6 +347,15 @@ def test_document_order_can_be_resumed_by_other_ranks(
     )
 
 
+def test_a_loader_of_documents_is_pickled_and_goes_on(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    loader = Loader(out, seq_len=20, order="documents")
+    first = next(iter(loader))
+
+    rest = rows(pickle.loads(pickle.dumps(loader)))
+    assert rows([first]) + rest == packed(shuffled(told_documents, 0, 0), 20)
+
+
 def test_a_step_that_documents_do_not_fill_is_dropped_and_counted(run: tuple[Path, list[list[int]]]) -> None:
     out, told_documents = run
     right = packed(shuffled(told_documents, 0, 0), 64)

@@ -11,7 +11,7 @@ from fwconvert.permutation import Permutation
 
 
 def whole(size: int, seed: int, epoch: int) -> list[int]:
-    return Permutation(size, seed, epoch)(np.arange(size)).tolist()
+    return [int(number) for number in Permutation(size, seed, epoch)(np.arange(size))]
 
 
 sizes = st.one_of(st.integers(1, 300), st.integers(1, 2**40), st.sampled_from([2**k for k in range(1, 41)]))
