@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fwconvert import loader_shards, records
 from fwconvert.config import TokenType
@@ -31,6 +33,8 @@ from fwconvert.permutation import Permutation
 from fwconvert.records import Part
 
 Order = Literal["sequential", "shuffled", "documents"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+T = TypeVar("T", bound=np.generic)
 
 
 class State(Part, frozen=True):
@@ -41,13 +45,13 @@ class State(Part, frozen=True):
     seq_len: int
     # What tells the set of shards from others.
     shards: str
-    epoch: int = 0
-    windows: int = 0
+    epoch: Count = 0
+    windows: Count = 0
     # Of document order: how many documents were taken, and how many of their tokens were passed over.
-    documents: int = 0
-    passed: int = 0
+    documents: Count = 0
+    passed: Count = 0
     # How many tokens were passed over in the epochs before.
-    passed_before: int = 0
+    passed_before: Count = 0
 
 
 @dataclass(eq=False)
@@ -152,6 +156,10 @@ class Loader:
                         here=ours,
                     )
                 )
+        if self._total is not None and wanted.windows > self._total:
+            raise UsageError(
+                message("this state is behind the end", in_state=wanted.windows, windows=self._total)
+            )
         self.epoch, self._passed_before = wanted.epoch, wanted.passed_before
         self._mark = Mark(wanted.windows, wanted.documents, wanted.passed)
         return self
@@ -266,7 +274,7 @@ class Loader:
                 raise UsageError(message(f"a loader cannot be made so: {problem}", loader=self))
 
 
-def inputs_and_targets(windows: Tokens) -> tuple[Tokens, Tokens]:
+def inputs_and_targets(windows: NDArray[T]) -> tuple[NDArray[T], NDArray[T]]:
     """Return a batch as inputs and, for each, the token that follows it. Nothing is copied."""
     return windows[:, :-1], windows[:, 1:]
 

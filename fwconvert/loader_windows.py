@@ -7,6 +7,7 @@ what is left at its end is in none, as with llm.c.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from fwconvert.permutation import Numbers
 
 Tokens = NDArray[np.uint16 | np.uint32]
 Shuffle = Callable[[Numbers], Numbers]
+# A run of windows: its first row in the batch and the end, its shard, its first row there and the end.
+Place = tuple[int, int, int, int, int]
 
 # How many windows are found at a time: numpy is quick with many numbers, not with few.
 _AHEAD = 4_096
@@ -58,6 +61,7 @@ class Windows:
         self.seq_len = seq_len
         self._counts = np.array([max(0, file.tokens - 1) // seq_len for file in shards.files], np.int64)
         self._ends = np.cumsum(self._counts)
+        self._firsts = self._ends - self._counts
         self._shards = shards
         self._rows = Kept(self._open, shards.most_open)
         self.total = int(self._counts.sum())
@@ -71,10 +75,10 @@ class Windows:
 
     def walk(
         self, mark: Mark, share: Share, shuffle: Shuffle, *, whole: bool
-    ) -> Iterator[tuple[Mark, Sequence[tuple[int, int]]]]:
+    ) -> Iterator[tuple[Mark, Sequence[Place]]]:
         """Yield the mark after each step from `mark` on, and our windows; with `whole`, of full steps."""
         position = mark.windows
-        while left := self.total - position:
+        while (left := self.total - position) > 0:
             size, steps = share.span, min(left // share.span, max(1, _AHEAD // share.batch))
             if not steps:
                 if whole:
@@ -82,23 +86,31 @@ class Windows:
                 size, steps = left, 1
             ours = share.of(size)
             firsts = position + size * np.arange(steps, dtype=np.int64)
-            places = self._places(shuffle((firsts[:, None] + np.arange(ours.start, ours.stop)).ravel()))
-            for step in range(steps):
+            numbers = shuffle((firsts[:, None] + np.arange(ours.start, ours.stop)).ravel())
+            for places in self._places(numbers.reshape(steps, len(ours))):
                 position += size
-                yield Mark(position), places[step * len(ours) : (step + 1) * len(ours)]
+                yield Mark(position), places
 
-    def read(self, places: Sequence[tuple[int, int]]) -> Tokens:
+    def read(self, places: Sequence[Place]) -> Tokens:
         """Return the windows at these places: a row each."""
-        batch = np.empty((len(places), self.seq_len + 1), self._shards.type)
-        for at, (shard, row) in enumerate(places):
-            batch[at] = self._rows[shard][row]
+        batch = np.empty((places[-1][1] if places else 0, self.seq_len + 1), self._shards.type)
+        for begin, end, shard, row, row_end in places:
+            batch[begin:end] = self._rows[shard][row:row_end]
         return batch
 
-    def _places(self, numbers: Numbers) -> list[tuple[int, int]]:
-        """Return the shard of each window and its row there."""
+    def _places(self, numbers: Numbers) -> Iterator[list[Place]]:
+        """Yield where the windows of each step are, of which each has a row of `numbers`."""
         shards = np.searchsorted(self._ends, numbers, side="right")
-        rows = numbers - (self._ends - self._counts)[shards]
-        return list(zip(shards.tolist(), rows.tolist(), strict=True))
+        rows = numbers - self._firsts[shards]
+        begins_run = np.ones(numbers.shape, np.bool_)
+        begins_run[:, 1:] = (np.diff(numbers) != 1) | (np.diff(shards) != 0)
+        steps, begins = np.nonzero(begins_run)
+        lengths = np.diff(np.flatnonzero(begins_run), append=numbers.size)
+        row, shard = rows[begins_run], shards[begins_run]
+        columns = (begins, begins + lengths, shard, row, row + lengths)
+        places = list(zip(*(column.tolist() for column in columns), strict=True))
+        borders = np.searchsorted(steps, np.arange(len(numbers) + 1)).tolist()
+        return (places[first:last] for first, last in pairwise(borders))
 
     def _open(self, shard: int) -> NDArray[Any]:
         """Return the windows of a shard as the rows of one array, which overlap as they do in the file."""

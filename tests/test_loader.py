@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_oracle import documents, packed, shuffled, told, windows, write
 
+from fwconvert import loader_documents, loader_windows
 from fwconvert.errors import UsageError
 from fwconvert.loader import Loader, inputs_and_targets
 
@@ -72,6 +73,17 @@ def test_all_ranks_together_are_served_the_order_of_one(
     assert [row for step in steps for row in step] == wanted(order)
     assert {len(step) for step in steps[:-1]} <= {batch * ranks}
     assert {len(loader) for loader in loaders} == {len(steps)}
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 7, 50])
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_it_does_not_matter_how_many_windows_are_found_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, order: Any, ahead: int
+) -> None:
+    monkeypatch.setattr(loader_windows, "_AHEAD", ahead)
+
+    for batch in (1, 2, 5):
+        assert rows(Loader(folder, seq_len=SEQ_LEN, batch=batch, order=order)) == wanted(order)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -236,13 +248,21 @@ def test_a_state_of_other_shards_is_refused(tmp_path: Path, change: str) -> None
     assert Loader(moved, seq_len=SEQ_LEN).resume(state).state() == state
 
 
-@pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"unknown": 1}])
+@pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}])
 def test_what_is_no_state_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
     loader = Loader(folder, seq_len=SEQ_LEN)
     state = {**loader.state(), **wrong} if wrong.keys() - {"order"} else wrong
 
     with pytest.raises(UsageError, match="not the state of a loader"):
         loader.resume(state)
+
+
+def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+
+    assert list(loader.resume({**loader.state(), "windows": 48})) == []
+    with pytest.raises(UsageError, match="behind the end"):
+        loader.resume({**loader.state(), "windows": 49})
 
 
 @pytest.mark.parametrize(
@@ -301,6 +321,18 @@ def test_documents_are_shuffled_and_packed(run: tuple[Path, list[list[int]]], se
         assert rows(loader) == right
         total = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
         assert loader.passed == total - len(right) * (seq_len + 1)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 7, 50])
+@pytest.mark.parametrize("seq_len", [1, 50, 999])
+def test_it_does_not_matter_how_many_documents_are_looked_up_at_a_time(
+    run: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch, ahead: int, seq_len: int
+) -> None:
+    monkeypatch.setattr(loader_documents, "_AHEAD", ahead)
+    out, told_documents = run
+
+    served = rows(Loader(out, order="documents", seq_len=seq_len))
+    assert served == packed(shuffled(told_documents, 0, 0), seq_len)
 
 
 def test_every_window_of_documents_begins_with_one(run: tuple[Path, list[list[int]]]) -> None:

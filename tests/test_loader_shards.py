@@ -13,7 +13,7 @@ import runner
 import zstandard
 from loader_oracle import llmc, told, windows, write
 
-from fwconvert.errors import ManifestError, ShardError, UsageError
+from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError
 from fwconvert.loader import Loader
 from fwconvert.loader_shards import Wanted, find
 
@@ -154,6 +154,53 @@ def test_a_state_of_a_part_of_a_run_does_not_fit_the_whole(run: Path, finished: 
         state = Loader(run, seq_len=64, partial=True, order=order).state()
         with pytest.raises(UsageError, match="other shards"):
             Loader(finished, seq_len=64, order=order).resume(state)
+
+
+def test_a_follower_waits_for_where_its_state_was_taken(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential"}
+    loader = Loader(finished, **choices)
+    loader.skip(len(loader) - 1)
+    unfinished(run)
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03).resume(loader.state())
+
+    with pytest.raises(NotReady):
+        next(iter(follower))
+    shutil.copy(finished / "manifest.json", run)
+    assert rows(follower) == rows(loader) != []
+
+
+def test_a_follower_does_not_mind_that_a_job_is_done_again(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential"}
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+    change_manifest(run, lambda manifest: manifest["headline"].update({"complete": False}))
+    waiting = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+    served: list[Any] = []
+    unfinished(run)
+    with pytest.raises(NotReady):
+        served.extend(batch.tolist() for batch in waiting)
+    shutil.copy(finished / "manifest.json", run)
+    served.extend(batch.tolist() for batch in waiting)
+
+    assert [row for batch in served for row in batch] == rows(follower) == rows(Loader(finished, **choices))
+
+
+def test_a_follower_notices_that_the_shards_are_others(run: Path) -> None:
+    change_manifest(run, lambda manifest: manifest["headline"].update({"complete": False}))
+    follower = Loader(run, seq_len=64, order="sequential", follow=True, poll=0.01, timeout=0.03)
+    change_manifest(run, lambda manifest: manifest["shards"][3].update({"sha256": "0" * 64}))
+
+    with pytest.raises(ShardError, match="no longer"):
+        rows(follower)
+
+
+def test_an_index_of_long_entries_is_read_too(run: Path, finished: Path) -> None:
+    # As a file needs that may have more than 2**32 tokens: uint64 start, uint32 row.
+    for path in run.glob("index/*.docs"):
+        entries = np.fromfile(path, [("start", "<u4"), ("row", "<u4")])
+        path.write_bytes(entries.astype([("start", "<u8"), ("row", "<u4")]).tobytes())
+
+    choices: dict[str, Any] = {"seq_len": 64, "order": "documents"}
+    assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
 
 
 def test_a_state_of_one_split_does_not_fit_the_other(finished: Path) -> None:

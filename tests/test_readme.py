@@ -79,6 +79,11 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
         reading.replace("edu_fineweb_train_00000_001.bin", name) + "\nprint(first.tolist())", tmp_path
     )
     assert ended.stdout.startswith("[50256, ")
+    loading = next(block for block in _blocks() if "Loader" in block)
+    ended = _python(
+        loading.replace("1024", "3") + "\nprint(windows[0].tolist(), x.shape, y.shape, state)", tmp_path
+    )
+    assert "(2, 3) (2, 3)" in ended.stdout
 
 
 def _blocks() -> list[str]:
