@@ -383,6 +383,19 @@ def test_document_order_can_be_resumed_by_other_ranks(
     )
 
 
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_workers_that_take_turns_serve_the_documents_of_one(
+    run: tuple[Path, list[list[int]]], lanes: int
+) -> None:
+    out, told_documents = run
+    loaders = [Loader(out, seq_len=20, order="documents", batch=5) for _ in range(lanes)]
+    shares = [[batch.tolist() for batch in loader.steps(lane, lanes)] for lane, loader in enumerate(loaders)]
+
+    turns = [shares[step % lanes][step // lanes] for step in range(sum(map(len, shares)))]
+    assert [row for batch in turns for row in batch] == packed(shuffled(told_documents, 0, 0), 20)
+    assert len({json.dumps(loader.state()) for loader in loaders}) == 1
+
+
 def test_a_loader_of_documents_is_pickled_and_goes_on(run: tuple[Path, list[list[int]]]) -> None:
     out, told_documents = run
     loader = Loader(out, seq_len=20, order="documents")
