@@ -171,6 +171,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         help="tokens for validation, from the first source (default: one shard; 0: none)")  # fmt: skip
     add("--layout", choices=("independent", "contiguous"), default="independent",
         help="independent (default): shards per source; contiguous: one stream, as llm.c")  # fmt: skip
+    add("--last", choices=("merge", "keep", "drop"), default="merge",
+        help="tokens that fill no last shard: merge (default) with the one before, keep or drop")  # fmt: skip
     add("--name", metavar="PREFIX", default="edu_fineweb", help="how file names begin (default: edu_fineweb)")
 
 

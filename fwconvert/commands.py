@@ -186,6 +186,7 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             shard_tokens=args.shard_tokens,
             val_tokens=args.val_tokens,
             layout=args.layout,
+            last=args.last,
             name=args.name,
         )
     )
@@ -221,6 +222,8 @@ def _outcome(result: "Result", recipe: Recipe) -> str:
     rows["shards"] = f"{head.train_shards:,} for training, {head.val_shards} for validation"
     if head.null_rows or head.empty_rows:
         rows["skipped"] = f"{head.null_rows:,} null rows, {head.empty_rows:,} empty rows"
+    if head.dropped_tokens:
+        rows["dropped"] = f"{head.dropped_tokens:,} tokens that fill no last shard (--last drop)"
     if result.session_tokens:
         rate = result.session_tokens / max(result.seconds, 1e-9)
         rows["time"] = f"{result.seconds:,.1f} s, {rate:,.0f} tokens/s"

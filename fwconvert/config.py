@@ -20,6 +20,8 @@ from fwconvert.records import Part, Record, digest
 Layout = Literal["independent", "contiguous"]
 EotSide = Literal["before", "after"]
 TokenType = Literal["uint16", "uint32"]
+# What becomes of the tokens that do not fill a last shard.
+Last = Literal["keep", "drop", "merge"]
 # All encoders give the same ids; the choice is one of speed.
 EncoderChoice = Literal["auto", "fast", "reference"]
 Encoder = Literal["fast", "reference"]
@@ -102,8 +104,12 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
             seen.add(file.path)
 
 
-class Rules(Part, frozen=True):
-    """How a source shard becomes token shards: the recipe without its sources."""
+class Rules(Part, frozen=True, omit_defaults=True):
+    """How a source shard becomes token shards: the recipe without its sources.
+
+    What has a default came later. It is not written where it is the default, so
+    that the recipes of before keep their ids.
+    """
 
     tokenizer: str
     vocabulary_sha256: str
@@ -116,6 +122,7 @@ class Rules(Part, frozen=True):
     format: str
     name: str
     block_digits: int
+    last: Last = "keep"
 
     @property
     def token_bytes(self) -> int:
@@ -214,10 +221,12 @@ def default_workers() -> int:
 
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
-    most = (MOST_SHARD_BYTES - HEADER_BYTES) // rules.token_bytes
-    for flag, tokens, least in (
-        ("--shard-tokens", rules.shard_tokens, 1),
-        ("--val-tokens", rules.val_tokens, 0),
+    longest = (MOST_SHARD_BYTES - HEADER_BYTES) // rules.token_bytes
+    # The last shard takes in what does not fill another.
+    twice = 2 if rules.last == "merge" else 1
+    for flag, tokens, least, most in (
+        ("--shard-tokens", rules.shard_tokens, 1, longest // twice),
+        ("--val-tokens", rules.val_tokens, 0, longest),
     ):
         if not least <= tokens <= most:
             raise UsageError(

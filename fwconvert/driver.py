@@ -161,12 +161,16 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
     if engine.slots < 1:
         raise ValueError(f"an engine needs a slot, and this has {engine.slots}")
     flight = _Flight(engine, watcher, iter(orders))
+    looked_at = -_LOOK_SECONDS
     try:
         while not flight.over:
             flight.fill()
             flight.land(_TICK_SECONDS)
-            engine.police()
-            watcher.tick(engine.progress())
+            # Not after every order: of thousands of small ones, looking would be the main cost.
+            if time.monotonic() - looked_at >= _LOOK_SECONDS:
+                engine.police()
+                watcher.tick(engine.progress())
+                looked_at = time.monotonic()
     except BaseException:
         _wind_down(flight)
         raise

@@ -122,23 +122,26 @@ class LocalEngine:
     def submit(self, order: Order) -> "Future[Outcome]":
         """Start an order on a free slot, with a new worker if the slot has none."""
         slot = next((slot for slot in self._slots if slot.free), None) or self._add_slot()
-        if slot.executor is None:
-            slot.executor = self._executor(slot)
         for at in range(1, len(slot.board)):
             slot.board[at] = 0
         slot.order, slot.verdict = order, None
         slot.beat, slot.beat_at = -1, time.monotonic()
-        with _STARTING, _signals_held(), _main_hidden():
-            before = set(multiprocessing.active_children())
+        slot.future = self._hand_to_worker(slot, order)
+        return slot.future
+
+    def _hand_to_worker(self, slot: _Slot, order: Order) -> "Future[Outcome]":
+        if slot.executor is not None:
             try:
-                slot.future = slot.executor.submit(_carry_out, order)
+                return slot.executor.submit(_carry_out, order)
             except BrokenProcessPool:  # It died while it was idle.
                 _retire(slot)
-                slot.executor = self._executor(slot)
-                slot.future = slot.executor.submit(_carry_out, order)
+        slot.executor = self._executor(slot)
+        with _STARTING, _signals_held(), _main_hidden():
+            before = set(multiprocessing.active_children())
+            future = slot.executor.submit(_carry_out, order)
             started = set(multiprocessing.active_children()) - before
         slot.process = next(iter(started), slot.process)
-        return slot.future
+        return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """Return what became of a finished order; rebuild its slot if the worker died."""

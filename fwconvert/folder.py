@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,67 +37,67 @@ class RunFolder:
 
     path: Path
 
-    @property
+    @cached_property
     def private(self) -> Path:
         """Everything but the output."""
         return self.path / ".fwconvert"
 
-    @property
+    @cached_property
     def index(self) -> Path:
         """The document indexes."""
         return self.path / "index"
 
-    @property
+    @cached_property
     def manifest(self) -> Path:
         """The run manifest."""
         return self.path / "manifest.json"
 
-    @property
+    @cached_property
     def plan(self) -> Path:
         """The recipe with all its sources."""
         return self.private / "plan.json"
 
-    @property
+    @cached_property
     def receipts(self) -> Path:
         """One receipt for each finished job."""
         return self.private / "receipts"
 
-    @property
+    @cached_property
     def joins(self) -> Path:
         """One receipt for each finished joined shard."""
         return self.private / "joins"
 
-    @property
+    @cached_property
     def quarantine(self) -> Path:
         """One record for each job that was given up."""
         return self.private / "quarantine"
 
-    @property
+    @cached_property
     def tails(self) -> Path:
         """The tails that wait for the join."""
         return self.private / "tails"
 
-    @property
+    @cached_property
     def sources(self) -> Path:
         """Fetched sources that are not converted yet."""
         return self.private / "sources"
 
-    @property
+    @cached_property
     def temporary(self) -> Path:
         """Files under construction."""
         return self.private / "temporary"
 
-    @property
+    @cached_property
     def sessions(self) -> Path:
         """One record for each session."""
         return self.private / "sessions"
 
-    @property
+    @cached_property
     def vocabularies(self) -> Path:
         """Rank tables that do not ship with the package."""
         return self.private / "vocabularies"
 
-    @property
+    @cached_property
     def logs(self) -> Path:
         """What workers and libraries print."""
         return self.private / "logs"

@@ -153,7 +153,19 @@ def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     missing = next((at for at, file in enumerate(manifest.sources) if file.path not in done), None)
     first_missing = len(manifest.sources) if missing is None else missing
     border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
-    return tuple(line for line in ordered if line.name < border)
+    ready = tuple(line for line in ordered if line.name < border)
+    return _without_the_last(ready) if manifest.rules.last == "merge" else ready
+
+
+def _without_the_last(lines: tuple[ShardLine, ...]) -> tuple[ShardLine, ...]:
+    """Return the lines before that of the last shard that a job has made, which the join may take in."""
+    # A block number that has more digits than planned is larger, but sorts before others.
+    last = max((line.name for line in lines), key=_source_and_block, default="")
+    return tuple(line for line in lines if line.name < last)
+
+
+def _source_and_block(name: str) -> tuple[str, int, str]:
+    return name.rpartition("_")[0], len(name), name
 
 
 def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) -> list[TokenFile]:

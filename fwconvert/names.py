@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Literal
 
 from fwconvert.config import Recipe, Rules
@@ -34,6 +35,7 @@ def is_shard(rules: Rules, file_name: str) -> bool:
     return re.fullmatch(pattern, file_name) is not None
 
 
+@lru_cache(4096)  # asked for several times while a job is in hand
 def job_key(path: str) -> str:
     """Return a file name for a job: readable, safe on every system, different for different paths."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fwconvert import names
 from fwconvert.config import Encoder, Rules, SourceShard
-from fwconvert.receipt import JoinReceipt, Receipt, Segment
+from fwconvert.receipt import Absorbed, JoinReceipt, Receipt, Segment
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class JoinOrder:
     split: names.Split
     segments: tuple[Segment, ...]
     tails: tuple[str, ...]
+    # The beginning of the shard, if it is a job's shard that is too long for itself now.
+    absorbed: Absorbed | None = None
+    # Where the tokens of each source begin, for the shard's line.
+    places: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -70,7 +74,8 @@ class JoinOrder:
     @property
     def tokens(self) -> int:
         """How many tokens the shard has."""
-        return sum(segment.tokens for segment in self.segments)
+        own = self.absorbed.tokens if self.absorbed else 0
+        return own + sum(segment.tokens for segment in self.segments)
 
 
 Order = ConvertOrder | JoinOrder

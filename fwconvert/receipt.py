@@ -80,6 +80,14 @@ class Segment(Part, frozen=True):
     tokens: int
 
 
+class Absorbed(Part, frozen=True):
+    """A full training shard of a job that a joined shard takes in, as its beginning."""
+
+    name: str
+    source: int
+    tokens: int
+
+
 class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
     """One finished joined shard."""
 
@@ -88,6 +96,13 @@ class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
     shard: ShardLine
     session: str
     digest: str = ""
+    # Not written where there is none, so that the digests of before hold.
+    absorbed: Absorbed | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def taken(self) -> Absorbed | None:
+        """The job's shard that it has taken in, if any."""
+        return self.absorbed if isinstance(self.absorbed, Absorbed) else None
 
 
 class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):

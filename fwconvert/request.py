@@ -10,6 +10,7 @@ from fwconvert import catalog, demo, records, vocabulary
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
+    Last,
     Layout,
     Recipe,
     Rules,
@@ -37,6 +38,7 @@ class Request:
     shard_tokens: int | None = None
     val_tokens: int | None = None
     layout: Layout = "independent"
+    last: Last = "merge"
     name: str = "edu_fineweb"
 
 
@@ -90,6 +92,7 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
             format="llmc",
             name=request.name,
             block_digits=block_digits(manifest.files, max(1, shard_tokens)),
+            last=request.last,
         )
     )
 

@@ -16,8 +16,8 @@ from fwconvert.records import Part, Record
 from fwconvert.session import Session
 
 
-class Headline(Part, frozen=True):
-    """The run at a glance."""
+class Headline(Part, frozen=True, omit_defaults=True):
+    """The run at a glance. What has a default is written where there is any."""
 
     complete: bool
     jobs: int
@@ -28,6 +28,8 @@ class Headline(Part, frozen=True):
     tokens: int
     null_rows: int
     empty_rows: int
+    # With --last drop: the tokens that did not fill a shard.
+    dropped_tokens: int = 0
 
 
 class JobLine(Part, frozen=True):
@@ -74,8 +76,10 @@ def build(
     complete: bool,
 ) -> RunManifest:
     """Merge receipts (by source path) and join receipts (by shard name) into a run manifest."""
-    jobs = tuple(_job_line(receipts[file.path]) for file in recipe.source.files if file.path in receipts)
-    lines = [line for receipt in receipts.values() for line in receipt.shards]
+    taken = {join.taken.name: join.taken.tokens for join in joins.values() if join.taken}
+    done = [receipts[file.path] for file in recipe.source.files if file.path in receipts]
+    jobs = tuple(_job_line(receipt, taken) for receipt in done)
+    lines = [line for receipt in done for line in receipt.shards if line.name not in taken]
     shards = tuple(sorted([*lines, *(join.shard for join in joins.values())], key=lambda line: line.name))
     return RunManifest(
         headline=_headline(recipe, jobs, shards, complete=complete),
@@ -109,8 +113,10 @@ def read(folder: RunFolder) -> RunManifest:
     return records.read(folder.manifest, RunManifest)
 
 
-def _job_line(receipt: Receipt) -> JobLine:
+def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:
+    """Return a job's line. `taken` are shards that were joined with tails, and so are tail now themselves."""
     counts = receipt.counts
+    absorbed = sum(taken.get(line.name, 0) for line in receipt.shards)
     return JobLine(
         path=receipt.path,
         bytes=receipt.source_bytes,
@@ -121,7 +127,7 @@ def _job_line(receipt: Receipt) -> JobLine:
         empty_rows=counts.empty_rows,
         text_bytes=counts.text_bytes,
         tokens=counts.tokens,
-        tail_tokens=receipt.tail.tokens,
+        tail_tokens=receipt.tail.tokens + absorbed,
     )
 
 
@@ -129,6 +135,7 @@ def _headline(
     recipe: Recipe, jobs: Sequence[JobLine], shards: Sequence[ShardLine], *, complete: bool
 ) -> Headline:
     val = sum(line.split == "val" for line in shards)
+    dropped = sum(job.tokens for job in jobs) - sum(line.tokens for line in shards)
     return Headline(
         complete=complete,
         jobs=len(recipe.source.files),
@@ -139,4 +146,5 @@ def _headline(
         tokens=sum(job.tokens for job in jobs),
         null_rows=sum(job.null_rows for job in jobs),
         empty_rows=sum(job.empty_rows for job in jobs),
+        dropped_tokens=dropped if complete and recipe.rules.last == "drop" else 0,
     )

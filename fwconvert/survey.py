@@ -42,6 +42,11 @@ class Survey:
     known_sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def absorbed(self) -> set[str]:
+        """The jobs' shards that joined shards have taken in."""
+        return {join.taken.name for join in self.joins.values() if join.taken}
+
+    @property
     def covered(self) -> Counter[int]:
         """How many tokens of each source's tail stand in joined shards already."""
         covered: Counter[int] = Counter()
@@ -57,7 +62,7 @@ def survey(folder: RunFolder, recipe: Recipe, unclean: set[str]) -> Survey:
     surveyor = _Surveyor(folder, recipe.recipe_id, recipe.rules, unclean, found)
     for path in sorted(folder.joins.glob("*.json")):
         surveyor.look_at_join(path)
-    covered = found.covered
+    covered, surveyor.absorbed = found.covered, found.absorbed
     for index, file in enumerate(recipe.source.files):
         surveyor.look_at_job(file.path, covered[index])
     return found
@@ -70,6 +75,8 @@ class _Surveyor:
     rules: Rules
     unclean: set[str]
     found: Survey
+    # Known once all joins have been looked at.
+    absorbed: set[str] = field(default_factory=set)
 
     def look_at_join(self, path: Path) -> None:
         """Sort the receipt of a joined shard into what is found."""
@@ -96,7 +103,8 @@ class _Surveyor:
         if not self._names_are_ours(made.shards):
             self._withdraw(path, f"the receipt of {source_path} names files that are not of this run")
             return
-        shards = [file for line in made.shards for file in _shard_files(self.folder, line)]
+        lines = [line for line in made.shards if line.name not in self.absorbed]
+        shards = [file for line in lines for file in _shard_files(self.folder, line)]
         tail = [*_tail_files(self.folder, made)] if made.tail.tokens != covered else []
         # What is joined from a tail gets a hash that fits it, so a tail must be right before.
         if self._trusts(made.session, shards) and self._trusts(made.session, tail, hashed=True):

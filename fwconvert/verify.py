@@ -121,9 +121,8 @@ def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Li
     for shard in (*account.own, *account.joined):
         for (source, _), stretch in zip(shard.segments, _stretches(shard, audits), strict=True):
             chains[source].append(_Link(shard.name, stretch))
-    if not account.is_converted:
-        for index, job in account.jobs.items():
-            chains[index] += [_Link("", None)] if job.tail_tokens else []
+    for index in account.cut_off:
+        chains[index].append(_Link("", None))
     return chains
 
 

@@ -18,7 +18,7 @@ from fwconvert.config import Recipe
 from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
-from fwconvert.join import joined_shards
+from fwconvert.join import joined_shards, last_full
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, Segment
@@ -132,14 +132,17 @@ class Work:
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
         files, rules = self.recipe.source.files, self.recipe.rules
-        tails = [self.survey.jobs[file.path].tail.tokens for file in files]
-        self._joining = sum(tails)
-        for shard in joined_shards(tails, rules):
+        jobs = [self.survey.jobs[file.path] for file in files]
+        shards = joined_shards([job.tail.tokens for job in jobs], rules, last_full(jobs))
+        self._joining = sum(shard.tokens for shard in shards)
+        for shard in shards:
             name = names.joined_shard(self.recipe, shard.split, shard.number)
             if self._is_joined(name, shard.segments):
                 continue
             keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
-            yield JoinOrder(self.context, name, shard.split, shard.segments, keys)
+            yield JoinOrder(
+                self.context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places
+            )
 
     @property
     def missing(self) -> list[str]:
@@ -171,6 +174,7 @@ class Work:
         for segment in receipt.segments:
             self._covered[segment.source] += segment.tokens
             self._remove_tail_if_joined(segment.source)
+        self._remove_absorbed(receipt)
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
         """Tell of a failed attempt; put the job in quarantine if it was the last."""
@@ -232,6 +236,13 @@ class Work:
             self._remove_tail_if_joined(index)
             if file.path in self.survey.jobs:
                 atomic.remove(self.folder.quarantined(names.job_key(file.path)))
+        for join in self.survey.joins.values():
+            self._remove_absorbed(join)
+
+    def _remove_absorbed(self, join: JoinReceipt) -> None:
+        if join.taken:
+            atomic.remove(self.folder.shard(join.taken.name))
+            atomic.remove(self.folder.shard_index(join.taken.name))
 
     def _remove_tail_if_joined(self, source_index: int) -> None:
         path = self.recipe.source.files[source_index].path

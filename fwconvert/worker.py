@@ -7,9 +7,12 @@ processes (tiktoken's PanicException, a BaseException, would not).
 """
 
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
+
+import msgspec
 
 from fwconvert import atomic, names, pack, process, receipt, source
 from fwconvert.documents import Documents
@@ -19,6 +22,9 @@ from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Tail
 from fwconvert.shard import ShardWriter
 from fwconvert.tails import joined_pieces
+
+# Full blocks that may be on their way to the disk.
+_MOST_SYNCING = 4
 
 
 def perform(order: Order) -> Outcome:
@@ -66,12 +72,13 @@ def join(order: JoinOrder) -> JoinReceipt:
             process.stop_if_asked()
         assert writer.tokens == order.tokens, f"{writer.tokens} tokens joined of {order.tokens}"
         writer.finish()
-        segments = tuple((segment.source, segment.first) for segment in order.segments)
-        line = _shard_line(writer, order.name, order.split, segments)
+        line = _shard_line(writer, order.name, order.split, order.places)
         writer.publish(folder.shard(order.name), folder.shard_index(order.name))
     atomic.sync_folder(folder.index)
     atomic.sync_folder(folder.path)
-    made = JoinReceipt(context.recipe_id, order.segments, line, context.session)
+    made = JoinReceipt(
+        context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
+    )
     receipt.publish(made, folder.join(order.name), folder.temporary)
     return made
 
@@ -82,7 +89,7 @@ class _Blocks:
     def __init__(self, order: ConvertOrder, unpublished: ExitStack, aside: Executor) -> None:
         self._order = order
         self._aside = aside
-        self._syncing: list[Future[None]] = []
+        self._syncing: deque[Future[None]] = deque()
         self._folder = RunFolder(order.context.out)
         self._sizes = pack.block_sizes(order.context.rules, order.source_index)
         self._unpublished = unpublished
@@ -93,6 +100,9 @@ class _Blocks:
         """Append a piece to the current block; a block that it fills is brought to the disk, aside."""
         self._current.write(piece)
         if piece.ends_block:
+            # A disk that cannot keep up is waited for: each block has files open and memory.
+            while len(self._syncing) >= _MOST_SYNCING:
+                self._syncing.popleft().result()
             self._syncing.append(self._aside.submit(self._current.finish))
             self._full.append(self._current)
             self._current = self._open()

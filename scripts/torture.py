@@ -107,8 +107,15 @@ def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iter
     yield Row("deaths at random, 4 sessions", [Task(checks.hunt, pair, 4) for pair in hunts])
     strace = [Task(real.kill, (number,)) for number in range(40 if full else 3)]
     yield Row("strace kills the spawned program", strace, real.why_not())
+    reads = [Task(real.misread, (number,)) for number in range(60 if full else 3)]
+    yield Row("a read of a source fails (strace)", reads, real.why_not())
     chaos = [Task(real.chaos, (seed,), 3) for seed in range(20 if full else 1)]
     yield Row("SIGKILL by the clock, spawned workers", chaos)
+    kills = 20 if full else 6
+    long = [Task(real.marathon, (seed, kills), kills) for seed in range(10 if full else 1)]
+    yield Row("SIGKILL by the clock, 1,200 sources", long)
+    hungry = [Task(real.starve, (number,)) for number in range(4 if full else 1)]
+    yield Row("memory runs out (cgroup)", hungry, real.why_not_starve())
     for kind in ("ext4", "xfs"):
         tasks = [Task(checks.control, (kind, 0))] * (5 if full else 1)
         yield Row(f"control: no fsync, power cut on {kind}", tasks, disks.why_not(kind), must_fail=True)

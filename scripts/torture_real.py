@@ -1,7 +1,8 @@
-"""The program as users run it, spawned workers and all: killed by strace at a call, and by the clock.
+"""The program as users run it, spawned workers and all.
 
-Slow, so there are few of these. They check the quick way of `torture_faults`:
-strace sits in the kernel's door and knows nothing of Python.
+Killed by strace at a call, by the clock, and by the kernel when memory runs
+out; reads that fail. Slow, so there are few of these. They check the quick way
+of `torture_faults`: strace sits in the kernel's door and knows nothing of Python.
 """
 
 import os
@@ -10,10 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torture_world
 from torture_checks import lane
 from torture_world import WORLDS, World, make_sources, tree
@@ -21,6 +25,9 @@ from torture_world import WORLDS, World, make_sources, tree
 _PATIENCE_SECONDS = 120
 _CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir", "close")
 _WORLD = World("real", 4, 12, (*WORLDS[0].options, "--stall-timeout", "60"))
+_LONG_WORLD = World("long", 1200, 8, (*WORLDS[0].options, "--shard-tokens", "40000"))
+_HUNGRY_WORLD = World("hungry", 4, 12, (*WORLDS[0].options, "--shard-tokens", "5000000"))
+_CGROUP = Path("/sys/fs/cgroup/memory/fwconvert-torture")
 
 
 def why_not() -> str:
@@ -36,23 +43,24 @@ def kill(number: int) -> list[str]:
     dice = random.Random(number)
     call = _CALLS[number % len(_CALLS)]
     out = lane() / "real-strace"
-    private = f"{out}/"
-    inject = f"inject={call}:signal=KILL:when={dice.randint(1, 12)}"
-    words = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-P",
-        str(out),
-        "-P",
-        f"{out}/.fwconvert",
-        "-e",
-        inject,
-    ]
-    folders = ("temporary", "receipts", "tails", "sessions", "joins")
-    words += [word for name in folders for word in ("-P", f"{private}.fwconvert/{name}")]
+    folders = ("", "temporary", "receipts", "tails", "sessions", "joins")
+    touched = [out, *(out / ".fwconvert" / name for name in folders)]
+    return _traced(f"{call}:signal=KILL:when={dice.randint(1, 12)}", touched, out)
+
+
+def misread(number: int) -> list[str]:
+    """Let the disk fail while a source is read."""
+    dice = random.Random(number)
+    out = lane() / "real-misread"
+    sources, _ = _golden(_WORLD)
+    call = ("pread64", "read", "openat", "fstat")[number % 4]
+    return _traced(f"{call}:error=EIO:when={dice.randint(1, 6)}", [*sorted(sources.iterdir())], out)
+
+
+def _traced(inject: str, touched: list[Path], out: Path) -> list[str]:
+    """Run with a fault at a call that touches one of these, then again without."""
+    words = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"inject={inject}"]
+    words += [word for path in touched for word in ("-P", str(path))]
     try:
         problems = _untidy(_run([*words, *_command(out)]))
         return [*problems, *_finish(out)]
@@ -63,29 +71,99 @@ def kill(number: int) -> list[str]:
 def chaos(seed: int) -> list[str]:
     """Kill the driver or a worker at some instant, three times; then let it finish."""
     dice = random.Random(seed)
-    out = lane() / "real-chaos"
+    return _hunted(_WORLD, "chaos", [dice.uniform(0.3, 3.0) for _ in range(3)], dice)
+
+
+def marathon(seed: int, kills: int) -> list[str]:
+    """Kill somebody in a longer run, again and again; then let it finish."""
+    dice = random.Random(seed)
+    return _hunted(_LONG_WORLD, "marathon", [dice.uniform(0.5, 2.5) for _ in range(kills)], dice)
+
+
+def _hunted(world: World, name: str, delays: list[float], dice: random.Random) -> list[str]:
+    out = lane() / f"real-{name}"
     problems: list[str] = []
+    driver = None
     try:
-        for _ in range(3):
-            driver = subprocess.Popen(
-                _command(out),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            time.sleep(dice.uniform(0.3, 3.0))
-            # Not Python's resource tracker, which is neither and complains by itself.
-            members = [pid for pid in torture_world.members_of(driver.pid) if _is_worker(pid)]
-            victim = driver.pid if dice.random() < 0.5 else dice.choice([*members, driver.pid])
-            if driver.poll() is None and victim in torture_world.members_of(driver.pid):
-                os.kill(victim, signal.SIGKILL)
-            said, _ = driver.communicate(timeout=_PATIENCE_SECONDS)
-            problems += ["a traceback"] if "Traceback" in said else []
-            problems += ["a process lived on"] if torture_world.wait_for_end(driver.pid) else []
-        return [*problems, *_finish(out)]
+        for delay in delays:
+            if driver is None or driver.poll() is not None:
+                problems += _ended(driver)
+                driver = subprocess.Popen(
+                    _words(_golden(world)[0], out, world),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    start_new_session=True,
+                )
+            time.sleep(delay)
+            _kill_one(driver.pid, dice)
+        return [*problems, *_ended(driver), *_finish(out, world)]
     finally:
         shutil.rmtree(out, ignore_errors=True)
+
+
+def _kill_one(driver: int, dice: random.Random) -> None:
+    """Kill the driver or one of its workers."""
+    # Not Python's resource tracker, which is neither and complains by itself.
+    workers = [pid for pid in torture_world.members_of(driver) if _is_worker(pid)]
+    victim = driver if dice.random() < 0.5 else dice.choice([*workers, driver])
+    if victim in torture_world.members_of(driver):
+        os.kill(victim, signal.SIGKILL)
+        if victim == driver:  # Gone before anybody looks whether it is.
+            torture_world.wait_for_end(driver)
+
+
+def _ended(driver: "subprocess.Popen[str] | None") -> list[str]:
+    if driver is None:
+        return []
+    said, _ = driver.communicate(timeout=_PATIENCE_SECONDS)
+    problems = ["a traceback"] if "Traceback" in said else []
+    return [*problems, "a process lived on"] if torture_world.wait_for_end(driver.pid) else problems
+
+
+def why_not_starve() -> str:
+    """Return why the kernel cannot be made to run out of memory here, or nothing if it can."""
+    try:
+        _CGROUP.mkdir()
+        _CGROUP.rmdir()
+    except OSError as error:
+        return f"no memory cgroup can be made ({error.strerror})"
+    return ""
+
+
+def starve(number: int) -> list[str]:
+    """Let the kernel end the worker of one huge source because memory runs out: it alone is left out."""
+    folder = Path(tempfile.mkdtemp(prefix="fwconvert-starve-"))  # Files in memory would count too.
+    sources, out = make_sources(_HUNGRY_WORLD, folder / "sources"), folder / "out"
+    huge = sources / f"{number % _HUNGRY_WORLD.files:03}.parquet"
+    pq.write_table(pa.table({"text": ["x" * (120 + number) * 2**20]}), huge)
+    cgroup = _CGROUP.with_name(f"{_CGROUP.name}-{folder.name}")
+    try:
+        cgroup.mkdir()
+        (cgroup / "memory.limit_in_bytes").write_text(str(400 * 2**20))
+        join = f'echo $$ > {cgroup}/cgroup.procs; exec "$@"'
+        ended = _run(["sh", "-c", join, "sh", *_words(sources, out, _HUNGRY_WORLD)])
+        return [*_untidy(ended), *_starved(cgroup, out, huge.name, ended), *_enough(sources, out)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        cgroup.rmdir()
+
+
+def _starved(cgroup: Path, out: Path, huge: str, ended: "subprocess.CompletedProcess[str]") -> list[str]:
+    killed = int((cgroup / "memory.oom_control").read_text().split("oom_kill ")[1])
+    left_out = [path.name.partition("-")[0] for path in (out / ".fwconvert/quarantine").iterdir()]
+    if killed and ended.returncode == 1 and left_out == [huge]:
+        return []
+    return [f"killed {killed}, exit {ended.returncode}, left out {left_out}: {ended.stdout[-300:]}"]
+
+
+def _enough(sources: Path, out: Path) -> list[str]:
+    """Give the same command again with memory enough; compare with a run that always had it."""
+    again, undisturbed = _run(_words(sources, out, _HUNGRY_WORLD)), out.with_name("golden")
+    wanted = _run(_words(sources, undisturbed, _HUNGRY_WORLD))
+    if (again.returncode, wanted.returncode) != (0, 0):
+        return [f"with memory enough: exit {again.returncode}: {again.stdout[-300:]}"]
+    return [] if tree(out) == tree(undisturbed) else ["other bytes than the undisturbed run"]
 
 
 def _is_worker(pid: int) -> bool:
@@ -96,22 +174,22 @@ def _is_worker(pid: int) -> bool:
 
 
 @cache
-def _golden() -> tuple[Path, dict[str, str]]:
-    sources = make_sources(_WORLD, lane() / "real-sources")
-    out = lane() / "real-golden"
-    ended = _run(_words(sources, out))
+def _golden(world: World) -> tuple[Path, dict[str, str]]:
+    sources = make_sources(world, lane() / f"{world.name}-sources")
+    out = lane() / f"{world.name}-golden"
+    ended = _run(_words(sources, out, world))
     assert ended.returncode == 0, ended.stdout
     return sources, tree(out)
 
 
-def _command(out: Path) -> list[str]:
-    return _words(_golden()[0], out)
+def _command(out: Path, world: World = _WORLD) -> list[str]:
+    return _words(_golden(world)[0], out, world)
 
 
-def _words(sources: Path, out: Path) -> list[str]:
+def _words(sources: Path, out: Path, world: World = _WORLD) -> list[str]:
     # The interpreter itself: strace would trace a script that only looks for it.
     interpreter = os.path.realpath(sys.executable) if sys.prefix == sys.base_prefix else sys.executable
-    return [interpreter, "-m", "fwconvert", *_WORLD.command(sources, out)]
+    return [interpreter, "-m", "fwconvert", *world.command(sources, out)]
 
 
 def _run(words: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -130,12 +208,12 @@ def _untidy(ended: "subprocess.CompletedProcess[str]") -> list[str]:
     return [f"a traceback: {ended.stdout[-500:]}"] if "Traceback" in ended.stdout else []
 
 
-def _finish(out: Path) -> list[str]:
-    ended = _run(_command(out))
+def _finish(out: Path, world: World = _WORLD) -> list[str]:
+    ended = _run(_command(out, world))
     if ended.returncode != 0:
         return [f"the same command ends with {ended.returncode}: {ended.stdout[-500:]}"]
     problems = _untidy(ended)
-    if tree(out) != _golden()[1]:
+    if tree(out) != _golden(world)[1]:
         problems.append("other bytes than the undisturbed run")
     checked = _run([*_words(out, out)[:3], "verify", str(out)])
     return problems if checked.returncode == 0 else [*problems, f"verify: {checked.stdout[-500:]}"]

@@ -52,7 +52,7 @@ WORLDS = (
     World("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
     World("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
     World("seven sources", 7, 5, (*_SMALL, "--shard-tokens", "4000")),
-    World("one source", 1, 20, (*_SMALL, "--shard-tokens", "900", "--eot", "after")),
+    World("one source", 1, 20, (*_SMALL, "--shard-tokens", "900", "--eot", "after")),  # its end is absorbed
     World("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
 )
 

@@ -36,6 +36,7 @@ CHANGED_RULES: dict[str, Any] = {
     "format": "npy",
     "name": "other",
     "block_digits": 4,
+    "last": "merge",
 }
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))

@@ -70,7 +70,7 @@ def packed(documents: Sequence[Sequence[int]], seq_len: int) -> list[list[int]]:
     return found
 
 
-def documents(folder: Path, *, shard_tokens: int, layout: str, eot: str) -> list[list[int]]:
+def documents(folder: Path, *, shard_tokens: int, layout: str, eot: str, last: str) -> list[list[int]]:
     """Return the documents of a run, each as far as it stands in the shard where it starts.
 
     In the order of their shards' names, and within a shard in order. No validation.
@@ -90,7 +90,12 @@ def documents(folder: Path, *, shard_tokens: int, layout: str, eot: str) -> list
             else:
                 tails.append((joined + start.position - full, tokens))
         joined += len(stream.tokens) - full
-    return [tokens[: shard_tokens - start % shard_tokens] for start, tokens in (*whole, *tails)]
+    cuts = [*range(0, joined, shard_tokens), joined]
+    if last == "merge" and joined % shard_tokens:
+        assert joined > shard_tokens, "the last shard of a job would be merged too"
+        del cuts[-2]
+    found = [tokens[: shard_tokens - start % shard_tokens] for start, tokens in whole]
+    return found + [tokens[: next(cut for cut in cuts if cut > start) - start] for start, tokens in tails]
 
 
 def llmc(tokens: Sequence[int], width: int = 2) -> bytes:

@@ -62,6 +62,7 @@ def convert(
     layout: str = "independent",
     eot: str = "before",
     name: str = "edu_fineweb",
+    last: str = "merge",
 ) -> None:
     """Convert all parquet files below `folder`, in the order of their paths."""
     paths = sorted(folder.rglob("*.parquet"), key=lambda path: path.relative_to(folder).as_posix())
@@ -72,7 +73,7 @@ def convert(
     else:
         digits = max(3, len(str(max([len(paths), *(p.stat().st_size // shard_tokens for p in paths)]))))
         shards = independent(streams, shard_tokens, val_tokens, digits)
-    for stem, stream in shards:
+    for stem, stream in settled([*shards], shard_tokens, last):
         write(out, f"{name}_{stem}", stream, TOKENIZERS[tokenizer][1])
 
 
@@ -143,6 +144,23 @@ def independent(
             yield f"{split}_{source:05d}_{block:0{digits}d}", shard
     for block, shard in enumerate(cut(concatenate(tails), shard_tokens)):
         yield f"train_{len(streams):05d}_{block:0{digits}d}", shard
+
+
+def settled(shards: list[tuple[str, Stream]], size: int, last: str) -> list[tuple[str, Stream]]:
+    """Keep a short last shard, drop it, or add it to the training shard before it, under the later name.
+
+    Two joined shards, or two of one stream, become one under the earlier name.
+    """
+    if last == "keep" or not shards or len(shards[-1][1].tokens) == size or shards[-1][0].startswith("val"):
+        return shards
+    *before, (stem, short) = shards
+    if last == "drop":
+        return before
+    if not before or before[-1][0].startswith("val"):
+        return shards
+    other, full = before.pop()
+    same = other.rpartition("_")[0] == stem.rpartition("_")[0]
+    return [*before, (other if same else stem, concatenate([full, short]))]
 
 
 def write(out: Path, stem: str, stream: Stream, token_bytes: int) -> None:

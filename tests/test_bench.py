@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -149,7 +150,8 @@ def test_the_llmc_way_makes_the_bytes_of_the_contiguous_layout(tmp_path: Path) -
 
 def test_the_loader_serves_as_much_as_plain_numpy(tmp_path: Path) -> None:
     write_file(tmp_path / "a.parquet", 1, 300_000)
-    runner.convert(tmp_path, tmp_path / "out", tokenizer="bytes", shard_tokens=20_000, val_tokens=0)
+    choices: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 20_000, "val_tokens": 0, "last": "keep"}
+    runner.convert(tmp_path, tmp_path / "out", **choices)
     found = loader(str(tmp_path / "out"), 1)
     served = {name: best["bytes"] for name, best in found.items()}
     # Of 20,000 tokens there are 19 windows; what is left makes a shard of its own.

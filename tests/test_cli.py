@@ -11,7 +11,7 @@ import pytest
 
 from fwconvert.cli import main
 
-WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1"]
+WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1", "--last", "keep"]
 
 
 @pytest.fixture(scope="module")

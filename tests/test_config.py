@@ -258,7 +258,8 @@ def test_the_display_name_and_the_totals_do_not_count_in_the_id() -> None:
 
 def test_the_id_is_the_sha256_of_the_recipe_as_canonical_json() -> None:
     files = [["a/0.parquet", 10, "cd" * 32], ["a/1.parquet"]]
-    rules = {name: getattr(RULES, name) for name in Rules.__struct_fields__}
+    # What came later is left out where it is the default.
+    rules = {name: getattr(RULES, name) for name in [*CHANGED_RULES][:11]}
     canonical = json.dumps(["some/dataset", "main", files, rules], separators=(",", ":"))
 
     assert RECIPE.recipe_id == hashlib.sha256(canonical.encode()).hexdigest()

@@ -17,7 +17,7 @@ from fwconvert.errors import ShardError
 from fwconvert.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards
 from fwconvert.orders import JoinOrder, RunContext
-from fwconvert.receipt import Segment
+from fwconvert.receipt import Absorbed, Segment
 from fwconvert.tails import joined_pieces
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
@@ -103,6 +103,56 @@ def test_all_shards_but_the_last_are_full_and_numbered_as_documented(
         assert val == []
     first = 1 if layout == "contiguous" else 0
     assert [shard.number for shard in train] == list(range(first, first + len(train)))
+
+
+FULL = Absorbed("a full one", 3, 50)
+
+
+@given(
+    tails=TAILS,
+    shard_tokens=st.integers(1, 50),
+    val_tokens=st.integers(0, 80),
+    layout=st.sampled_from(LAYOUTS),
+    full=st.booleans(),
+)
+@settings(unhurried, max_examples=200)
+@example(tails=[3, 4], shard_tokens=50, val_tokens=0, layout="independent", full=True)
+@example(tails=[60], shard_tokens=50, val_tokens=0, layout="independent", full=True)
+@example(tails=[30, 30], shard_tokens=50, val_tokens=0, layout="independent", full=False)
+def test_a_short_end_is_merged_or_dropped_and_nothing_else_changes(
+    tails: list[int], shard_tokens: int, val_tokens: int, layout: Layout, full: bool
+) -> None:
+    own = FULL if full and layout == "independent" else None
+    given_up = {"layout": layout, "shard_tokens": shard_tokens, "val_tokens": val_tokens}
+    kept = joined_shards(tails, rules_with(**given_up, last="keep"), own)
+    merged = joined_shards(tails, rules_with(**given_up, last="merge"), own)
+    dropped = joined_shards(tails, rules_with(**given_up, last="drop"), own)
+    whole = [shard for shard in kept if shard.split == "val" or shard.tokens == shard_tokens]
+
+    assert dropped == whole
+    assert merged[: len(whole) - 1] == whole[:-1] or len(merged) == len(whole) + 1
+    stream = [token for shard in merged for token in _tail_tokens_of(shard)]
+    assert stream == stream_of(tails)
+    assert all(shard.tokens < 2 * max(shard_tokens, 50) for shard in merged if shard.split == "train")
+    short = [shard for shard in merged if shard.split == "train" and shard.tokens < shard_tokens]
+    # Only what has no training shard before it stays short.
+    assert short == [] or (own is None and not [shard for shard in whole if shard.split == "train"])
+
+
+def _tail_tokens_of(shard: JoinedShard) -> list[Token]:
+    begin = shard.absorbed.tokens if shard.absorbed else 0
+    moved = [Segment(s.source, s.first - begin, s.start, s.tokens) for s in shard.segments]
+    return tokens_of(JoinedShard(shard.split, shard.number, tuple(moved)))
+
+
+def test_a_short_end_goes_into_the_last_shard_of_a_job_if_no_joined_one_is_full() -> None:
+    rules = rules_with(shard_tokens=50, last="merge")
+
+    assert joined_shards([3, 0, 4], rules, FULL) == [
+        JoinedShard("train", 0, (Segment(0, 50, 0, 3), Segment(2, 53, 0, 4)), FULL)
+    ]
+    assert joined_shards([3, 0, 4], rules, FULL)[0].places == ((3, 0), (0, 50), (2, 53))
+    assert joined_shards([0, 0, 0, 4], rules, FULL)[0].places == ((3, 0),)  # It goes on in its own tail.
 
 
 def test_a_run_too_small_for_validation_keeps_everything_as_training() -> None:

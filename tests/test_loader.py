@@ -293,7 +293,12 @@ def test_four_byte_tokens_are_served_as_such(tmp_path: Path) -> None:
     assert served[0].dtype == np.dtype(np.uint32)
 
 
-RUNS = [(layout, eot) for layout in ("independent", "contiguous") for eot in ("before", "after")]
+RUNS = [
+    ("independent", "before", "merge"),
+    ("independent", "after", "keep"),
+    ("contiguous", "before", "keep"),
+    ("contiguous", "after", "merge"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -304,9 +309,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=RUNS, ids=["-".join(run) for run in RUNS])
 def run(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a run's folder, and its documents as the oracle has them."""
-    layout, eot = request.param
+    layout, eot, last = request.param
     out = tmp_path_factory.mktemp("run") / "out"
-    choices = {"shard_tokens": corpus.LONG_SHARD_TOKENS, "layout": layout, "eot": eot}
+    choices = {"shard_tokens": corpus.LONG_SHARD_TOKENS, "layout": layout, "eot": eot, "last": last}
     assert runner.convert(source, out, tokenizer="bytes", val_tokens=0, **choices).complete
     return out, documents(source, **choices)
 

@@ -22,7 +22,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     corpus.write(folder / "a.parquet", ["Hello world", "", "The cat sat."])
     corpus.write(folder / "b.parquet", ["One more document"])
-    words = ["--shard-tokens", "5", "--val-tokens", "0", "--workers", "1", "--quiet"]
+    words = ["--shard-tokens", "5", "--val-tokens", "0", "--last", "keep", "--workers", "1", "--quiet"]
     assert main(["--source", str(folder), "--out", str(folder / "OUT"), *words]) == 0
     return folder / "OUT"
 

@@ -85,6 +85,7 @@ def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> f
         eot=kind.eot,
         val_tokens=kind.val_tokens,
         name="t",
+        last="keep",
     )
     return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=1))
 

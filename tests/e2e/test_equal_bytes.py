@@ -1,5 +1,6 @@
 """Equal recipe, equal bytes: whatever the number of workers, and equal to what a naive writer makes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,9 +12,19 @@ import naive
 import pytest
 import runner
 
+from fwconvert.verify import verify
+
 # A recipe, and how many validation shards it gives.
 RECIPES: dict[str, tuple[dict[str, Any], int]] = {
-    "llm.c's own recipe": ({"tokenizer": "gpt2", "layout": "contiguous", "shard_tokens": 1000}, 1),
+    "llm.c's own recipe": (
+        {"tokenizer": "gpt2", "layout": "contiguous", "shard_tokens": 1000, "last": "keep"}, 1,
+    ),
+    "a stream whose end is merged": ({"tokenizer": "gpt2", "layout": "contiguous", "shard_tokens": 1000}, 1),
+    "a short last shard is kept": ({"tokenizer": "gpt2", "shard_tokens": 1000, "last": "keep"}, 1),
+    "a short last shard is dropped": ({"tokenizer": "gpt2", "shard_tokens": 1000, "last": "drop"}, 1),
+    "the end of one stream is dropped": (
+        {"tokenizer": "gpt2", "layout": "contiguous", "shard_tokens": 900, "last": "drop", "eot": "after"}, 1,
+    ),
     "the default recipe, cut small": ({"tokenizer": "gpt2", "shard_tokens": 1000}, 1),
     "nanoGPT's side of the separator": (
         {"tokenizer": "gpt2", "eot": "after", "shard_tokens": 700, "val_tokens": 120, "name": "nano"}, 1,
@@ -78,6 +89,38 @@ def test_the_output_equals_that_of_the_naive_writer(
     result = runner.convert(sources, tmp_path / "out", **recipe)
     assert (result.complete, result.headline.val_shards) == (True, val_shards)
     assert runner.shards(tmp_path / "out") == naive_shards(sources, tmp_path / "naive", **recipe)
+
+
+@pytest.mark.parametrize("eot", ["before", "after"])
+@pytest.mark.parametrize("last", ["merge", "keep", "drop"])
+def test_tails_that_fill_no_shard_end_as_asked(last: str, eot: str, tmp_path: Path) -> None:
+    """With tails this short no joined shard is full: merged, they go into the last shard of a job."""
+    sources = tmp_path / "sources"
+    for number, length in enumerate((1023, 520, 60, 15)):
+        texts = [f"{number} {row} ".ljust(29, "x") for row in range(length // 30)]
+        corpus.write(sources / f"{number}.parquet", [*texts, "y" * (length % 30 or 1)])
+    recipe: dict[str, Any] = {
+        "tokenizer": "bytes",
+        "shard_tokens": 250,
+        "val_tokens": 100,
+        "last": last,
+        "eot": eot,
+    }
+    for out in (tmp_path / "one", tmp_path / "two"):
+        result = runner.convert(sources, out, workers=2, **recipe)
+        assert result.complete
+        again = runner.convert(sources, out, workers=2, **recipe)
+        assert again.untouched
+        assert verify(out).problems == ()
+    assert runner.shards(tmp_path / "one") == naive_shards(sources, tmp_path / "naive", **recipe)
+    assert runner.tree(tmp_path / "one") == runner.tree(tmp_path / "two")
+    manifest = json.loads((tmp_path / "one/manifest.json").read_text())
+    told = manifest["headline"].get("dropped_tokens", 0)
+    kept, given = (sum(line["tokens"] for line in manifest[key]) for key in ("shards", "jobs"))
+    assert kept + told == given
+    shortest = min(line["tokens"] for line in manifest["shards"] if line["split"] == "train")
+    assert (shortest < 250) is (last == "keep")
+    assert ("dropped_tokens" in manifest["headline"]) is (last == "drop")
 
 
 @pytest.mark.parametrize("layout", ["independent", "contiguous"])

@@ -438,3 +438,15 @@ def test_a_worker_that_does_nothing_is_ended_and_its_job_done_by_another(
     runner.assert_tidy_end(ended, 0)
     assert tree(out) == golden.tree
     assert "no progress" in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_thousands_of_tiny_shards_keep_few_files_open(tmp_path: Path) -> None:
+    corpus.write(tmp_path / "sources/0.parquet", ["x" * 20_000])
+    words = runner.command(
+        tmp_path / "sources", tmp_path / "out", tokenizer="bytes", shard_tokens=10, val_tokens=0, workers=1
+    )
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *words]
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=runner.PATIENCE, check=False)
+    runner.assert_tidy_end(ended, 0)
+    assert len([*(tmp_path / "out").glob("*.bin")]) == 2000

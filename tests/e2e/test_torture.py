@@ -22,7 +22,10 @@ ROWS = [
     "two sessions at once",
     "deaths at random, 4 sessions",
     "strace kills the spawned program",
+    "a read of a source fails (strace)",
     "SIGKILL by the clock, spawned workers",
+    "SIGKILL by the clock, 1,200 sources",
+    "memory runs out (cgroup)",
 ]
 CONTROLS = ["control: no fsync, power cut on ext4", "control: no fsync, power cut on xfs"]
 
