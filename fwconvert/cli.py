@@ -11,10 +11,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from fwconvert import commands
 from fwconvert.config import parse_count
 from fwconvert.errors import FwconvertError, UsageError, message, printable
+from fwconvert.formats import FormatName
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
@@ -164,16 +166,19 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",
         help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
-    add("--eot", choices=("before", "after"), default="before",
-        help="where a document has its separator (default: before, as llm.c)")  # fmt: skip
+    add("--format", choices=get_args(FormatName), default="llmc",
+        help="llmc (default): llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
+        "megatron: Megatron-LM; datatrove: nanotron")  # fmt: skip
+    add("--eot", choices=("before", "after"),
+        help="where a document has its separator (default: before for llmc and npy, else after)")  # fmt: skip
     add("--shard-tokens", metavar="N", type=_count(1), help="tokens in a shard (default: 100M; demo: 250k)")
     add("--val-tokens", metavar="N", type=_count(0),
         help="tokens for validation, from the first source (default: one shard; 0: none)")  # fmt: skip
-    add("--layout", choices=("independent", "contiguous"), default="independent",
+    add("--layout", choices=("independent", "contiguous"),
         help="independent (default): shards per source; contiguous: one stream, as llm.c")  # fmt: skip
-    add("--last", choices=("merge", "keep", "drop"), default="merge",
+    add("--last", choices=("merge", "keep", "drop"),
         help="tokens that fill no last shard: merge (default) with the one before, keep or drop")  # fmt: skip
-    add("--name", metavar="PREFIX", default="edu_fineweb", help="how file names begin (default: edu_fineweb)")
+    add("--name", metavar="PREFIX", help="how file names begin (default: edu_fineweb)")
 
 
 def _add_out(group: "argparse._ArgumentGroup") -> None:

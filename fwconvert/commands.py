@@ -181,6 +181,7 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             version=args.version,
             source=args.source,
             tokenizer=args.tokenizer,
+            format=args.format,
             eot=args.eot,
             text_column=args.text_column,
             shard_tokens=args.shard_tokens,
@@ -250,14 +251,15 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
 
 
 def _what_next(result: "Result") -> str:
-    from fwconvert import run_manifest, show  # noqa: PLC0415
+    from fwconvert import names, run_manifest, show  # noqa: PLC0415
     from fwconvert.folder import RunFolder  # noqa: PLC0415
 
     manifest = run_manifest.read(RunFolder(result.out))
     line = next(line for line in manifest.shards if line.split == "train")
     _, found = show.documents(result.out, line.name, 1)
     first = printable(found[0].text.strip().splitlines()[0])
-    out = _short(result.out)
+    out, rules = _short(result.out), manifest.rules
+    offset, entry = rules.kind.header_bytes, f"{rules.kind.index_start},<u4"
     return "\n".join(
         [
             "",
@@ -266,8 +268,8 @@ def _what_next(result: "Result") -> str:
             "",
             "Read a token shard:",
             "  import numpy as np",
-            f'  tokens = np.memmap("{out}/{line.name}", np.{manifest.rules.token_type}, "r", offset=1024)',
-            f'  starts = np.fromfile("{out}/index/{Path(line.name).stem}.docs", "<u4").reshape(-1, 2)[:, 0]',
+            f'  tokens = np.memmap("{out}/{line.name}", np.{rules.token_type}, "r", offset={offset})',
+            f'  starts = np.fromfile("{out}/index/{names.index(line.name)}", "{entry}")["f0"]',
             "",
             "What else there is:",
             f"  fwconvert verify {out}",
@@ -289,7 +291,8 @@ def _plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
         "files": f"{needed.files:,}",
         "bytes": f"{needed.source_bytes:,}",
         "tokens": f"about {needed.tokens:,} ({recipe.rules.tokenizer})",
-        "token_shards": f"about {needed.shards:,} of {recipe.rules.shard_tokens:,} tokens",
+        "format": f"{recipe.rules.format}, the separator {recipe.rules.eot} each document",
+        "token_shards": _shards_text(needed, recipe),
         "output": f"about {needed.output_bytes:,} bytes in {shown.out}",
         "to_fetch": _to_fetch(needed) if needed.fetched_bytes else "nothing: the files are here",
         "disk_needed": f"about {shown.disk_needed:,} bytes, of which {shown.disk_used_already:,} are there",
@@ -297,6 +300,11 @@ def _plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
         "largest_job": largest,
     }
     return message("this is what the run needs", **rows)
+
+
+def _shards_text(needed: "Plan", recipe: Recipe) -> str:
+    size = recipe.rules.shard_tokens
+    return f"about {needed.shards:,} of {size:,} tokens" if size else "one, and one for validation"
 
 
 def _to_fetch(needed: "Plan") -> str:
@@ -310,6 +318,7 @@ def _status_text(found: "Status") -> str:
     share = found.source_bytes_done / max(1, found.source_bytes)
     state = "complete" if found.complete else "not complete"
     rows: dict[str, object] = {
+        "format": found.format,
         "jobs": f"{found.jobs_done:,} of {found.jobs:,} done ({share:.0%} of the bytes)",
         "tokens": f"{found.tokens:,} of {found.documents:,} documents",
         "shards": f"{found.shards:,}",

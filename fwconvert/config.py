@@ -7,6 +7,7 @@ changes a byte or a name of the output.
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +15,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from fwconvert import formats
 from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.formats import Format, FormatName
 from fwconvert.records import Part, Record, digest
 
 Layout = Literal["independent", "contiguous"]
@@ -28,13 +31,6 @@ Encoder = Literal["fast", "reference"]
 
 SHARD_TOKENS = 100_000_000
 _MOST_FILES = 10_000_000
-
-# The header of a token shard, and an entry of a document index (FORMAT.md).
-HEADER_BYTES = 1024
-INDEX_ENTRY_BYTES = 8
-
-# llm.c seeks with a C int, so a shard file must stay below 2 GiB.
-MOST_SHARD_BYTES = 2**31 - 1
 
 
 class SourceShard(Part, frozen=True):
@@ -116,10 +112,11 @@ class Rules(Part, frozen=True, omit_defaults=True):
     eot: EotSide
     token_type: TokenType
     text_column: str
+    # 0: all tokens for training are one file.
     shard_tokens: int
     val_tokens: int
     layout: Layout
-    format: str
+    format: FormatName
     name: str
     block_digits: int
     last: Last = "keep"
@@ -128,6 +125,16 @@ class Rules(Part, frozen=True, omit_defaults=True):
     def token_bytes(self) -> int:
         """How many bytes a token takes."""
         return 2 if self.token_type == "uint16" else 4
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens fill a token shard."""
+        return self.shard_tokens or sys.maxsize
+
+    @property
+    def kind(self) -> Format:
+        """The format of the token shards."""
+        return formats.find(self.format)
 
 
 class Recipe(Part, frozen=True, dict=True):
@@ -150,14 +157,14 @@ class Recipe(Part, frozen=True, dict=True):
         return digest([self.source.dataset, self.source.revision, files, self.rules])
 
 
-def block_digits(files: Sequence[SourceShard], shard_tokens: int) -> int:
+def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:
     """Return how many digits block numbers should have, so that names sort in order.
 
     A source gives a token for about 3 bytes of parquet, and the join at most
     one shard for each source. Names only grow longer should a source give more.
     """
     largest = max((file.bytes for file in files), default=0)
-    return max(3, len(str(max(largest // shard_tokens, len(files)))))
+    return max(3, len(str(max(largest // block_tokens, len(files)))))
 
 
 @dataclass(frozen=True)
@@ -221,32 +228,42 @@ def default_workers() -> int:
 
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
-    longest = (MOST_SHARD_BYTES - HEADER_BYTES) // rules.token_bytes
-    # The last shard takes in what does not fill another.
-    twice = 2 if rules.last == "merge" else 1
-    for flag, tokens, least, most in (
-        ("--shard-tokens", rules.shard_tokens, 1, longest // twice),
-        ("--val-tokens", rules.val_tokens, 0, longest),
-    ):
-        if not least <= tokens <= most:
-            raise UsageError(
-                message(
-                    f"{flag} is out of range (a token shard must stay below 2 GiB for llm.c)",
-                    f"choose a number from {least:,} to {most:,}",
-                    given=f"{tokens:,}",
-                )
-            )
+    kind = rules.kind
+    most = kind.most(rules.token_bytes)
+    if kind.is_one_stream:
+        kind.check_stream(rules.layout, rules.shard_tokens, rules.name, rules.last)
+    else:
+        # The last shard takes in what does not fill another.
+        longest = most // 2 if rules.last == "merge" else most
+        _check_count("--shard-tokens", rules.shard_tokens, 1, longest, kind.limit)
+        _check_name(rules.name)
+        kind.check_name(rules.name)
+    _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)
     if not 1 <= rules.block_digits <= 20:
         raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", rules.name):
+    return rules
+
+
+def _check_count(flag: str, tokens: int, least: int, most: int, limit: str) -> None:
+    if not least <= tokens <= most:
+        raise UsageError(
+            message(
+                f"{flag} is out of range ({limit})",
+                f"choose a number from {least:,} to {most:,}",
+                given=f"{tokens:,}",
+            )
+        )
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UsageError(
             message(
                 "--name cannot be the beginning of a file name",
                 "use letters, digits, '.', '_' and '-'; begin with a letter or a digit",
-                given=repr(rules.name),
+                given=repr(name),
             )
         )
-    return rules
 
 
 def parse_count(text: str) -> int:

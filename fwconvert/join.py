@@ -58,7 +58,7 @@ def joined_shards(tails: Sequence[int], rules: Rules, full: Absorbed | None = No
     if not shards or rules.last == "keep" or shards[-1].split == "val":
         return shards
     *before, short = shards
-    if short.tokens == rules.shard_tokens:
+    if short.tokens == rules.block_tokens:
         return shards
     if rules.last == "drop":
         return before
@@ -97,7 +97,7 @@ def _cut(tails: Sequence[int], rules: Rules) -> list[JoinedShard]:
     total = sum(tails)
     contiguous = rules.layout == "contiguous"
     has_val = contiguous and 0 < rules.val_tokens <= total
-    sizes = chain([rules.val_tokens] if has_val else [], repeat(rules.shard_tokens))
+    sizes = chain([rules.val_tokens] if has_val else [], repeat(rules.block_tokens))
     shards: list[JoinedShard] = []
     number = 1 if contiguous and not has_val else 0
     begin, cursor = 0, _Cursor(tails)

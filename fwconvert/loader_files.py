@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.config import HEADER_BYTES, TokenType
+from fwconvert.config import TokenType
 from fwconvert.errors import ShardError, message
 from fwconvert.shard import map_array, numpy_type
 
@@ -27,6 +27,7 @@ COMPRESSED = ".zst"
 RAW_NAMES = ("train.bin", "val.bin")
 
 _LLMC: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+_LLMC_BYTES = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 # Enough for the header of any format.
 _HEAD_BYTES = 4096
@@ -119,10 +120,10 @@ def _kind(path: Path, head: bytes) -> Kind:
 
 def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
     magic, version, tokens = struct.unpack_from("<3i", head.ljust(12, b"\0"))
-    if (magic, version) not in _LLMC or tokens < 0 or len(head) < HEADER_BYTES:
+    if (magic, version) not in _LLMC or tokens < 0 or len(head) < _LLMC_BYTES:
         wrong = "this is not a token shard in llm.c's format"
         raise _refusal(wrong, path, first_bytes=head[:12].hex(" "))
-    return TokenFile(path, tokens, _LLMC[magic, version], HEADER_BYTES, size)
+    return TokenFile(path, tokens, _LLMC[magic, version], _LLMC_BYTES, size)
 
 
 def _npy(path: Path, head: bytes, size: int) -> TokenFile:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fwconvert import names, records, run_manifest
+from fwconvert import formats, names, records, run_manifest
 from fwconvert.config import TokenType, is_safe
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.folder import RunFolder
@@ -23,8 +23,6 @@ from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import RunManifest
 from fwconvert.shard import numpy_type
 
-# The formats of a run whose token shards have no header are all alike.
-_KINDS: dict[str, Kind] = {"llmc": "llmc", "npy": "npy", "raw": "raw", "megatron": "raw", "datatrove": "raw"}
 _SUFFIXES = (".bin", ".npy")
 
 # Linux allows a process 65,530 mapped files; a shard and its index are two.
@@ -170,17 +168,22 @@ def _source_and_block(name: str) -> tuple[str, int, str]:
 
 def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) -> list[TokenFile]:
     rules = manifest.rules
-    if rules.format not in _KINDS:
-        raise UsageError(message("the loader does not know the format of this run", format=rules.format))
+    kind = _kind(rules.format)
     found = []
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
         path = wanted.folder.shard(line.name)
         packed = path.with_name(path.name + COMPRESSED)
-        expected = Expected(_KINDS[rules.format], rules.token_type, line.tokens, line.bytes)
+        expected = Expected(kind, rules.token_type, line.tokens, line.bytes)
         found.append(look(packed if packed.is_file() and not path.exists() else path, expected))
     return found
+
+
+def _kind(format_name: str) -> Kind:
+    """Return how to read a format of a run. Those whose token shards have no header are all alike."""
+    known = formats.find(format_name).name
+    return known if known in {"llmc", "npy"} else "raw"
 
 
 def _paths(wanted: Wanted) -> list[Path]:

@@ -80,4 +80,4 @@ def block_sizes(rules: Rules, source_index: int) -> Iterator[int]:
     if rules.layout == "contiguous":
         return repeat(UNBOUNDED)
     first = [rules.val_tokens] if has_validation(rules, source_index) else []
-    return chain(first, repeat(rules.shard_tokens))
+    return chain(first, repeat(rules.block_tokens))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fwconvert.config import HEADER_BYTES, INDEX_ENTRY_BYTES, Recipe, Rules, SourceShard, Totals
+from fwconvert.config import Recipe, Rules, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 
 # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
@@ -77,8 +77,8 @@ def make_plan(recipe: Recipe, sizes: Mapping[str, Size], workers: int, fetched_f
     tokens = {path: _tokens(rules, size) for path, size in known.items()}
     rows = sum(size.rows for size in known.values())
     total, largest = sum(tokens.values()), max(files, key=lambda file: file.bytes, default=None)
-    shards = -(-total // rules.shard_tokens)
-    output = total * rules.token_bytes + shards * HEADER_BYTES + rows * INDEX_ENTRY_BYTES
+    shards = _shards(rules, total)
+    output = _output_bytes(rules, total, shards, rows)
     most = max(tokens.values(), default=0)
     return Plan(
         files=len(files),
@@ -114,10 +114,27 @@ def _tokens(rules: Rules, size: Size) -> int:
     return max(size.rows, round(size.text_bytes / per_token))
 
 
+def _shards(rules: Rules, tokens: int) -> int:
+    val = 1 if 0 < rules.val_tokens <= tokens else 0
+    return val - (val * rules.val_tokens - tokens) // rules.block_tokens
+
+
+def _output_bytes(rules: Rules, tokens: int, shards: int, documents: int) -> int:
+    kind = rules.kind
+    for_shard, for_document = kind.sidecar_bytes
+    # At the head of a token shard there may be the rest of a document.
+    beside = shards * for_shard + (documents + shards) * for_document
+    heads = shards * kind.header_bytes
+    return tokens * rules.token_bytes + heads + documents * kind.index_entry_bytes + beside
+
+
 def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
-    """Return how much the join holds twice: what it is writing, and tails not yet cut to their end."""
-    tail = largest_tokens if rules.layout == "contiguous" else min(largest_tokens, rules.shard_tokens)
-    return (workers * rules.shard_tokens + 2 * tail) * rules.token_bytes
+    """Return how much the join holds twice: what it is writing, and tails not yet cut to their end.
+
+    Where one file holds all tokens for training, all tails are there until it is finished.
+    """
+    tail = largest_tokens if rules.layout == "contiguous" else min(largest_tokens, rules.block_tokens)
+    return (workers * rules.block_tokens + 2 * tail) * rules.token_bytes
 
 
 def check_disk(plan: Plan, have: int, free: int, out: str) -> None:

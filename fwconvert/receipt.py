@@ -16,7 +16,15 @@ from fwconvert.errors import ManifestError, message
 from fwconvert.records import Part, Record
 
 
-class ShardLine(Part, frozen=True):
+class Sidecar(Part, frozen=True):
+    """A file that some formats want beside a token shard."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ShardLine(Part, frozen=True, omit_defaults=True):
     """One token shard: a line of the run manifest."""
 
     name: str
@@ -28,6 +36,7 @@ class ShardLine(Part, frozen=True):
     index_sha256: str
     # Where the tokens come from: (source index, first token in this shard), in order.
     segments: tuple[tuple[int, int], ...]
+    sidecars: tuple[Sidecar, ...] = ()
 
 
 class Tail(Part, frozen=True):

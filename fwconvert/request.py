@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from fwconvert import catalog, demo, records, vocabulary
+from fwconvert import catalog, demo, formats, records, vocabulary
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
@@ -21,9 +21,13 @@ from fwconvert.config import (
     check_rules,
 )
 from fwconvert.errors import UsageError, message
+from fwconvert.formats import FormatName
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000
+NAME = "edu_fineweb"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,14 @@ class Request:
     version: str | None = None
     source: str | None = None
     tokenizer: str = "gpt2"
-    eot: EotSide = "before"
+    format: FormatName = "llmc"
+    eot: EotSide | None = None
     text_column: str = "text"
     shard_tokens: int | None = None
     val_tokens: int | None = None
-    layout: Layout = "independent"
-    last: Last = "merge"
-    name: str = "edu_fineweb"
+    layout: Layout | None = None
+    last: Last | None = None
+    name: str | None = None
 
 
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
@@ -57,7 +62,7 @@ def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
     """Return the recipe of a version that does not list its files, with the files."""
     source = msgspec.structs.replace(recipe.source, files=files)
     source.check()
-    digits = block_digits(files, recipe.rules.shard_tokens)
+    digits = block_digits(files, recipe.rules.block_tokens)
     return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits))
 
 
@@ -76,25 +81,33 @@ def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[
 
 
 def _rules(request: Request, manifest: SourceManifest) -> Rules:
-    chosen = vocabulary.find(request.tokenizer)
+    chosen, kind = vocabulary.find(request.tokenizer), formats.find(request.format)
     default = DEMO_SHARD_TOKENS if request.version == "demo" else SHARD_TOKENS
-    shard_tokens = default if request.shard_tokens is None else request.shard_tokens
-    return check_rules(
-        Rules(
-            tokenizer=request.tokenizer,
-            vocabulary_sha256=chosen.sha256,
-            eot=request.eot,
-            token_type=chosen.token_type,
-            text_column=request.text_column,
-            shard_tokens=shard_tokens,
-            val_tokens=shard_tokens if request.val_tokens is None else request.val_tokens,
-            layout=request.layout,
-            format="llmc",
-            name=request.name,
-            block_digits=block_digits(manifest.files, max(1, shard_tokens)),
-            last=request.last,
-        )
+    # What is one stream has no shards to choose the size, the layout or the names of.
+    size, name = (0, "") if kind.is_one_stream else (default, NAME)
+    layout: Layout = "contiguous" if kind.is_one_stream else "independent"
+    last: Last = "keep" if kind.is_one_stream else "merge"
+    shard_tokens = _chosen(request.shard_tokens, size)
+    rules = Rules(
+        tokenizer=request.tokenizer,
+        vocabulary_sha256=chosen.sha256,
+        eot=_chosen(request.eot, kind.eot),
+        token_type=chosen.token_type,
+        text_column=request.text_column,
+        shard_tokens=shard_tokens,
+        val_tokens=_chosen(request.val_tokens, shard_tokens or default),
+        layout=_chosen(request.layout, layout),
+        format=kind.name,
+        name=_chosen(request.name, name),
+        block_digits=1,
+        last=_chosen(request.last, last),
     )
+    digits = block_digits(manifest.files, rules.block_tokens)
+    return check_rules(msgspec.structs.replace(rules, block_digits=digits))
+
+
+def _chosen(given: T | None, default: T) -> T:
+    return default if given is None else given
 
 
 def _sources(request: Request) -> tuple[SourceManifest, Path | None]:

@@ -72,7 +72,7 @@ def _has_plan(folder: RunFolder) -> bool:
 
 def _refuse_foreign_shards(folder: RunFolder, recipe: Recipe) -> None:
     entries = folder.path.iterdir() if folder.path.is_dir() else iter(())
-    foreign = next((entry.name for entry in entries if names.is_shard(recipe.rules, entry.name)), None)
+    foreign = next((entry.name for entry in entries if names.owner(recipe.rules, entry.name)), None)
     if folder.path.exists() and not folder.path.is_dir():
         raise UsageError(message("--out is a file, not a folder", "choose another --out", given=folder.path))
     if foreign is not None:

@@ -1,16 +1,15 @@
 """Token shards and document indexes on disk: their bytes, their writer and their reader.
 
-The format is llm.c's: a header of 256 little-endian int32 (magic, version,
-token count, zeros), then the tokens and nothing else. FORMAT.md describes each
-byte. This module has the only writer and the only reader of both files; verify,
-show and the tests use the same reader.
+A token shard is a header, which some formats have, then the tokens and
+nothing else. FORMAT.md describes each byte. This module has the only writer
+and the only reader of both files; verify, show and the tests use the same
+reader.
 """
 
 import errno
 import os
 import stat
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,17 +18,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fwconvert import names
 from fwconvert.atomic import Output
-from fwconvert.config import HEADER_BYTES, Rules, TokenType
+from fwconvert.config import Rules, TokenType
 from fwconvert.errors import ShardError, message
+from fwconvert.formats import LLMC, Format
 from fwconvert.pack import Piece
-
-# Magic number and version of llm.c's gpt-2 shards (uint16) and llama-3 shards (uint32).
-_KINDS: dict[TokenType, tuple[int, int]] = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+from fwconvert.sidecars import Spans, sidecar_parts
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
 INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
-# The tail of a whole source shard may be longer than 2**32 tokens.
+# The tail of a whole source shard may be longer than 2**32 tokens, and so may a whole stream.
 LONG_INDEX_TYPE = np.dtype([("start", "<u8"), ("row", "<u4")])
 
 
@@ -38,15 +37,19 @@ def numpy_type(token_type: TokenType) -> np.dtype[Any]:
     return np.dtype("<u2" if token_type == "uint16" else "<u4")
 
 
+def index_type(kind: Format) -> np.dtype[Any]:
+    """Return the type of the entries in the document index of a token shard."""
+    return INDEX_TYPE if kind.index_start == "<u4" else LONG_INDEX_TYPE
+
+
 def tail_index_type(rules: Rules) -> np.dtype[Any]:
     """Return the type of the entries in a tail's document index."""
     return LONG_INDEX_TYPE if rules.layout == "contiguous" else INDEX_TYPE
 
 
-def header(token_type: TokenType, tokens: int) -> bytes:
+def header(token_type: TokenType, tokens: int, kind: Format = LLMC) -> bytes:
     """Return the header of a token shard of so many tokens."""
-    magic, version = _KINDS[token_type]
-    return struct.pack("<3i", magic, version, tokens).ljust(HEADER_BYTES, b"\0")
+    return kind.header_of(numpy_type(token_type).itemsize, tokens)
 
 
 class ShardWriter:
@@ -58,15 +61,17 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, label: str, rules: Rules, tokens: int) -> None:
+        self._folder, self._label, self._rules = folder, label, rules
         self._type = numpy_type(rules.token_type)
-        self._index_type = INDEX_TYPE if tokens else tail_index_type(rules)
+        self._index_type = index_type(rules.kind) if tokens else tail_index_type(rules)
         self.tokens = 0
         self.documents = 0
         with ExitStack() as unfinished:
             self.body = unfinished.enter_context(Output(folder, label))
             self.index = unfinished.enter_context(Output(folder, label))
-            self.body.write(header(rules.token_type, tokens))
+            self.body.write(header(rules.token_type, tokens, rules.kind))
             unfinished.pop_all()
+        self._sidecars: list[Output] = []
 
     def __enter__(self) -> Self:
         return self
@@ -74,8 +79,8 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.body.discard()
-        self.index.discard()
+        for output in (self.body, self.index, *self._sidecars):
+            output.discard()
 
     def write(self, piece: Piece) -> None:
         """Append a piece of the block."""
@@ -92,19 +97,54 @@ class ShardWriter:
         self.body.finish()
         self.index.finish()
 
+    def complete(self, firsts: Sequence[int]) -> None:
+        """Bring a whole token shard to the disk, and what its format wants beside it.
+
+        `firsts` are the positions at which the tokens of another source begin; the first is 0.
+        """
+        self.finish()
+        kind = self._rules.kind
+        if not kind.sidecars:
+            return
+        entries = map_array(self.index.temporary, self._index_type, 0)
+        spans = Spans(entries["start"], firsts, self.tokens)
+        for suffix in kind.sidecars:
+            output = Output(self._folder, self._label)
+            self._sidecars.append(output)
+            for part in sidecar_parts(suffix, self._rules, spans):
+                output.write(part)
+            output.finish()
+
+    def sidecars(self, shard: str) -> Iterator[tuple[str, Output]]:
+        """Yield the files that stand beside a complete token shard of that name, with their names."""
+        return zip(names.sidecars(self._rules, shard), self._sidecars, strict=True)
+
     def publish(self, shard: Path, index: Path) -> None:
-        """Give both files their final names."""
+        """Give all files their final names."""
         self.index.publish(index)
+        if self._sidecars:  # A tail has none.
+            for name, output in self.sidecars(shard.name):
+                output.publish(shard.with_name(name))
         self.body.publish(shard)
 
 
-def read_tokens(path: Path, token_type: TokenType) -> NDArray[Any]:
+def read_tokens(path: Path, token_type: TokenType, kind: Format = LLMC) -> NDArray[Any]:
     """Map the tokens of a token shard, after its header and its size have been checked."""
+    width = numpy_type(token_type).itemsize
     with _reading(path) as descriptor:
         size = os.fstat(descriptor).st_size
-        head = os.read(descriptor, HEADER_BYTES)
-    tokens = _token_count(path, head, token_type)
-    if size != HEADER_BYTES + tokens * numpy_type(token_type).itemsize:
+        head = os.read(descriptor, kind.header_bytes)
+    tokens = kind.tokens_told(width, head, size)
+    if tokens is None:
+        raise ShardError(
+            message(
+                f"this is not a token shard of {token_type} in {kind.trainer}'s format",
+                file=path,
+                first_bytes=head[:12].hex(" "),
+                wanted=kind.header_of(width, 0)[:8].hex(" ") + " and what follows",
+            )
+        )
+    if kind.header and size != kind.header_bytes + tokens * width:
         raise ShardError(
             message(
                 "a token shard has another size than its header says",
@@ -113,12 +153,12 @@ def read_tokens(path: Path, token_type: TokenType) -> NDArray[Any]:
                 bytes=f"{size:,}",
             )
         )
-    return map_array(path, numpy_type(token_type), HEADER_BYTES)
+    return map_array(path, numpy_type(token_type), kind.header_bytes)
 
 
-def read_index(path: Path) -> NDArray[Any]:
+def read_index(path: Path, kind: Format = LLMC) -> NDArray[Any]:
     """Map the document index of a token shard."""
-    return map_array(path, INDEX_TYPE, 0)
+    return map_array(path, index_type(kind), 0)
 
 
 def map_array(path: Path, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
@@ -146,18 +186,3 @@ def _reading(path: Path) -> Iterator[int]:
             os.close(descriptor)
     except OSError as error:
         raise ShardError(message("a file cannot be read", file=path, reason=error.strerror)) from error
-
-
-def _token_count(path: Path, head: bytes, token_type: TokenType) -> int:
-    if len(head) == HEADER_BYTES:
-        magic, version, tokens = struct.unpack_from("<3i", head)
-        if (magic, version) == _KINDS[token_type] and tokens >= 0:
-            return int(tokens)
-    raise ShardError(
-        message(
-            f"this is not a token shard of {token_type} in llm.c's format",
-            file=path,
-            first_bytes=head[:12].hex(" "),
-            wanted=header(token_type, 0)[:8].hex(" ") + " and the token count",
-        )
-    )

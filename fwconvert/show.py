@@ -64,11 +64,13 @@ def find_shard(manifest: RunManifest, name: str) -> ShardLine:
 def _documents(
     folder: RunFolder, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
 ) -> Iterator[Document]:
-    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type)
-    index = shard.read_index(folder.shard_index(line.name))
+    kind = manifest.rules.kind
+    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type, kind)
+    index = shard.read_index(folder.shard_index(line.name), kind)
     borders = [first for _, first in line.segments]
     # A document ends where the next one starts, or where another source's tokens begin.
-    bounds = np.union1d(index["start"], [*borders, len(tokens)]).tolist()
+    near = index["start"][: most + 1].astype(np.int64)
+    bounds = np.union1d(near, [*borders, len(tokens)]).tolist()
     starts = index["start"][:most].tolist() or [0]
     known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
     if not known or min(borders, default=1) != 0 or max(starts) >= max(len(tokens), 1):

@@ -24,6 +24,7 @@ class Status(Part, frozen=True):
     """A run at a glance."""
 
     folder: str
+    format: str
     complete: bool
     # Who is at work on it ("pid 7 on host h, session s"), or "".
     at_work: str
@@ -48,6 +49,7 @@ def status(out: Path) -> Status:
     joins = sorted(folder.joins.glob("*.json"))
     return Status(
         folder=str(out),
+        format=recipe.rules.format,
         complete=len(receipts) == len(files) and _is_complete(folder, recipe),
         at_work=holder(folder),
         jobs=len(files),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwconvert import names, receipt
-from fwconvert.config import INDEX_ENTRY_BYTES, Recipe, Rules
+from fwconvert.config import Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
@@ -86,7 +86,7 @@ class _Surveyor:
         if path.name != f"{made.shard.name}.json" or not self._names_are_ours([made.shard]):
             self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
             return
-        if self._trusts(made.session, _shard_files(self.folder, made.shard)):
+        if self._trusts(made.session, _shard_files(self.folder, self.rules, made.shard)):
             self.found.joins[made.shard.name] = made
         else:
             self._withdraw(path, f"{made.shard.name} will be joined again")
@@ -104,7 +104,7 @@ class _Surveyor:
             self._withdraw(path, f"the receipt of {source_path} names files that are not of this run")
             return
         lines = [line for line in made.shards if line.name not in self.absorbed]
-        shards = [file for line in lines for file in _shard_files(self.folder, line)]
+        shards = [file for line in lines for file in _shard_files(self.folder, self.rules, line)]
         tail = [*_tail_files(self.folder, made)] if made.tail.tokens != covered else []
         # What is joined from a tail gets a hash that fits it, so a tail must be right before.
         if self._trusts(made.session, shards) and self._trusts(made.session, tail, hashed=True):
@@ -123,7 +123,11 @@ class _Surveyor:
             return None
 
     def _names_are_ours(self, lines: Iterable[ShardLine]) -> bool:
-        return all(names.is_shard(self.rules, line.name) for line in lines)
+        return all(
+            names.is_shard(self.rules, line.name)
+            and [beside.name for beside in line.sidecars] == names.sidecars(self.rules, line.name)
+            for line in lines
+        )
 
     def _trusts(self, session: str, files: Iterable[_Recorded], *, hashed: bool = False) -> bool:
         """Tell whether all files are what the receipt says, and note the first that is not."""
@@ -144,10 +148,12 @@ def _tail_files(folder: RunFolder, made: Receipt) -> Iterator[_Recorded]:
     yield _Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
 
 
-def _shard_files(folder: RunFolder, line: ShardLine) -> Iterator[_Recorded]:
+def _shard_files(folder: RunFolder, rules: Rules, line: ShardLine) -> Iterator[_Recorded]:
     yield _Recorded(folder.shard(line.name), line.bytes, line.sha256)
     index = folder.shard_index(line.name)
-    yield _Recorded(index, line.documents * INDEX_ENTRY_BYTES, line.index_sha256)
+    yield _Recorded(index, line.documents * rules.kind.index_entry_bytes, line.index_sha256)
+    for beside in line.sidecars:
+        yield _Recorded(folder.shard(beside.name), beside.bytes, beside.sha256)
 
 
 def _wrong(file: _Recorded, *, hashed: bool) -> str:

@@ -199,13 +199,13 @@ def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem
     rules = manifest.rules
     shards = {line.name for line in manifest.shards}
     for path in sorted(folder.path.iterdir()):
-        if names.is_shard(rules, path.name) and path.name not in shards:
+        owner = names.owner(rules, path.name)
+        if owner is not None and owner not in shards:
             yield Problem(path.name, "is not in the run manifest")
     for path in sorted(folder.index.iterdir()) if folder.index.is_dir() else ():
-        shard = path.stem + names.SUFFIX
-        looks_like_one = names.is_shard(rules, shard) and path.name == names.index(shard)
-        if looks_like_one and shard not in shards:
-            yield Problem(_index_file(shard), "is not in the run manifest")
+        owner = names.index_owner(rules, path.name)
+        if owner is not None and owner not in shards:
+            yield Problem(_index_file(owner), "is not in the run manifest")
 
 
 def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from fwconvert import names, pack, vocabulary
-from fwconvert.config import HEADER_BYTES, Recipe, Rules
+from fwconvert.config import Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.join import JoinedShard, joined_shards
 from fwconvert.receipt import Absorbed, ShardLine
@@ -128,7 +128,9 @@ class Account:
 
     def is_open(self, name: str) -> bool:
         """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
-        return not self.is_converted and name.rpartition("_")[0] in self._joined_stems
+        if self.is_converted or not names.is_shard(self.manifest.rules, name):
+            return False
+        return name.rpartition("_")[0] in self._joined_stems
 
     @cached_property
     def _joined_stems(self) -> set[str]:
@@ -138,7 +140,7 @@ class Account:
     @property
     def _is_credible(self) -> bool:
         counts = [job.tokens for job in self.jobs.values()]
-        shards = sum(counts) // self.manifest.rules.shard_tokens
+        shards = sum(counts) // self.manifest.rules.block_tokens
         return min(counts, default=0) >= 0 and shards <= _MOST_SHARDS
 
     def _own(self, index: int, tokens: int) -> Iterator[Expected]:
@@ -260,7 +262,7 @@ def _counts(job: JobLine) -> Iterator[str]:
 
 def _tail(account: Account, job: JobLine, index: int) -> Iterator[str]:
     rules, taken = account.manifest.rules, account.absorbed
-    if job.tokens // rules.shard_tokens > _MOST_SHARDS:
+    if job.tokens // rules.block_tokens > _MOST_SHARDS:
         yield f"has {job.tokens:,} tokens, more than any run can describe"
         return
     absorbed = taken.tokens if taken and taken.source == index else 0
@@ -292,7 +294,7 @@ def _shards(account: Account) -> Iterator[Problem]:
             yield Problem(shard.name, "has no line in the run manifest")
     expected = {shard.name: shard for shard in (*account.own, *account.joined)}
     for line in manifest.shards:
-        for what in _size(manifest.rules, line):
+        for what in _files(manifest.rules, line):
             yield Problem(line.name, what)
         if not account.is_open(line.name):
             for what in _line(line, expected.get(line.name)):
@@ -301,10 +303,13 @@ def _shards(account: Account) -> Iterator[Problem]:
         yield Problem(FILE, what)
 
 
-def _size(rules: Rules, line: ShardLine) -> Iterator[str]:
-    size = HEADER_BYTES + line.tokens * rules.token_bytes
+def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
+    size = rules.kind.header_bytes + line.tokens * rules.token_bytes
     if line.bytes != size:
         yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
+    beside, wanted = [file.name for file in line.sidecars], names.sidecars(rules, line.name)
+    if beside != wanted:
+        yield f"has the files {beside} beside it in its line instead of {wanted}"
 
 
 def _line(line: ShardLine, expected: Expected | None) -> Iterator[str]:

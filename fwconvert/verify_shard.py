@@ -7,8 +7,6 @@ its first token continues a document) is left to whoever knows its neighbours;
 a Stretch is what they need to know.
 """
 
-import hashlib
-import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import names, shard
-from fwconvert.config import HEADER_BYTES, INDEX_ENTRY_BYTES, Rules
+from fwconvert.config import Rules
 from fwconvert.errors import ShardError, printable
 from fwconvert.folder import RunFolder
-from fwconvert.receipt import ShardLine
+from fwconvert.receipt import ShardLine, Sidecar
+from fwconvert.scan import STEP, Scan
+from fwconvert.sidecars import Spans, sidecar_parts
 from fwconvert.survey import sha256_of
 from fwconvert.vocabulary import Vocabulary
-
-# Tokens at a time: a few MB for each thread, whatever the size of a shard.
-STEP = 2**20
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,7 @@ def audit(
         entries = auditor.within(entries, count)
     firsts = [0, *(first for first in segments if 0 < first < (count or 0))]
     stretches = [] if count is None else auditor.stretches(firsts, count, entries)
+    auditor.sidecars(Spans(entries["start"], firsts, count) if entries is not None and count else None)
     is_told = entries is not None and count == line.tokens and len(stretches) == len(firsts)
     return Audit(
         problems=tuple(auditor.problems),
@@ -114,10 +112,10 @@ class _Auditor:
         """Return the document index if its starts can be searched."""
         path = self.folder.shard_index(self.line.name)
         with self._telling(self.index_file):
-            if self._is_there(path, self.index_file, self.line.documents * INDEX_ENTRY_BYTES):
+            if self._is_there(path, self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
                 # Hashed before it is mapped: a bad disk shows itself here.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
-                entries = shard.read_index(path)
+                entries = shard.read_index(path, self.rules.kind)
                 if (at := first_fall(entries["start"])) < 0:
                     return entries
                 self._tell(self.index_file, f"entry {at:,} does not start behind the entry before it")
@@ -136,7 +134,7 @@ class _Auditor:
         path = self.folder.shard(self.line.name)
         with self._telling(self.shard_file):
             if self._is_there(path, self.shard_file, self.line.bytes):
-                count = len(shard.read_tokens(path, self.rules.token_type))
+                count = len(shard.read_tokens(path, self.rules.token_type, self.rules.kind))
                 if count != self.line.tokens:
                     self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
                 return count
@@ -147,16 +145,34 @@ class _Auditor:
         found = []
         path = self.folder.shard(self.line.name)
         with self._telling(self.shard_file), path.open("rb") as file:
-            scan = _Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
-            if scan.read_header() != shard.header(self.rules.token_type, count):
+            scan = Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
+            if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
                 self._tell(self.shard_file, "has something other than zeros at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
                 eots, ends_with_eot = scan.read(first, end)
-                inside = np.empty(0, shard.INDEX_TYPE) if entries is None else _between(entries, first, end)
+                inside = _between(entries, first, end)
                 found.append(self._stretch(first, eots, inside, ends_with_eot=ends_with_eot))
             self._compare_hash(self.shard_file, scan.digest.hexdigest(), self.line.sha256)
             self._tell_of(scan)
         return found
+
+    def sidecars(self, spans: Spans | None) -> None:
+        """Compare the files beside the shard with their lines, and with what the shard makes them."""
+        lines = {line.name: line for line in self.line.sidecars}
+        wanted = names.sidecars(self.rules, self.line.name)
+        for suffix, name in zip(self.rules.kind.sidecars, wanted, strict=True):
+            if name in lines:
+                with self._telling(name):
+                    self._compare_sidecar(lines[name], suffix, spans)
+
+    def _compare_sidecar(self, line: Sidecar, suffix: str, spans: Spans | None) -> None:
+        path = self.folder.shard(line.name)
+        if not self._is_there(path, line.name, line.bytes):
+            return
+        self._compare_hash(line.name, sha256_of(path), line.sha256)
+        at = -1 if spans is None else _first_difference(path, sidecar_parts(suffix, self.rules, spans))
+        if at >= 0:
+            self._tell(line.name, f"is not what the document index makes it, from byte {at:,} on")
 
     def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
         rows, some = inside["row"], len(inside) > 0
@@ -174,7 +190,7 @@ class _Auditor:
             last_row=int(rows[-1]) if some else -1,
         )
 
-    def _tell_of(self, scan: "_Scan") -> None:
+    def _tell_of(self, scan: Scan) -> None:
         size = self.vocabulary.size
         for file, tally, what in (
             (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
@@ -213,74 +229,6 @@ class _Auditor:
             self._tell(file, f"cannot be read ({error.strerror or error})")
 
 
-@dataclass
-class _Tally:
-    """How many tokens are wrong in some way, and where the first is."""
-
-    count: int = 0
-    first: int = -1
-
-    def add(self, positions: NDArray[np.int64]) -> None:
-        if len(positions) and not self.count:
-            self.first = int(positions[0])
-        self.count += len(positions)
-
-
-class _Scan:
-    """One pass over the bytes of a token shard."""
-
-    def __init__(
-        self, file: io.BufferedReader, rules: Rules, vocabulary: Vocabulary, starts: NDArray[Any] | None
-    ) -> None:
-        self.digest = hashlib.sha256()
-        self.unknown, self.missing, self.unfounded = _Tally(), _Tally(), _Tally()
-        self._file = file
-        self._vocabulary = vocabulary
-        self._starts = starts
-        # A document starts with an EOT, or right behind one.
-        self._shift = 0 if rules.eot == "before" else 1
-        self._buffer = np.empty(STEP, shard.numpy_type(rules.token_type))
-
-    def read_header(self) -> bytes:
-        head = self._file.read(HEADER_BYTES)
-        self.digest.update(head)
-        return head
-
-    def read(self, first: int, end: int) -> tuple[int, bool]:
-        """Read the tokens of a segment; return how many EOTs it has and whether it ends with one."""
-        eots, ends_with_eot = 0, False
-        for begin in range(first, end, STEP):
-            tokens = self._next(min(STEP, end - begin))
-            if int(tokens.max()) >= self._vocabulary.size:
-                self.unknown.add(np.flatnonzero(tokens >= self._vocabulary.size) + begin)
-            positions = np.flatnonzero(tokens == self._vocabulary.eot)
-            # Behind the last EOT of a segment another source goes on, perhaps within a document.
-            stop = min(begin + len(tokens) + self._shift, end)
-            self._compare(positions + (begin + self._shift), begin + self._shift, stop)
-            eots += len(positions)
-            ends_with_eot = bool(tokens[-1] == self._vocabulary.eot)
-        return eots, ends_with_eot
-
-    def _next(self, count: int) -> NDArray[Any]:
-        tokens = self._buffer[:count]
-        content = tokens.view(np.uint8).data
-        if self._file.readinto(content) != len(content):
-            raise ShardError("was cut short while it was read")
-        self.digest.update(content)
-        return tokens
-
-    def _compare(self, wanted: NDArray[np.int64], begin: int, stop: int) -> None:
-        """Compare the starts that the EOTs ask for with those in the index."""
-        if self._starts is None:
-            return
-        low, high = bisect_left(self._starts, begin), bisect_left(self._starts, stop)
-        found = self._starts[low:high].astype(np.int64)
-        wanted = wanted[wanted < stop]
-        if not np.array_equal(found, wanted):
-            self.missing.add(np.setdiff1d(wanted, found, assume_unique=True))
-            self.unfounded.add(np.setdiff1d(found, wanted, assume_unique=True))
-
-
 def first_fall(values: NDArray[Any]) -> int:
     """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
     for begin in range(0, len(values), STEP):
@@ -291,6 +239,17 @@ def first_fall(values: NDArray[Any]) -> int:
     return -1
 
 
+def _first_difference(path: Path, content: Iterator[bytes]) -> int:
+    """Return where a file first differs from `content`, up to the size of its parts; -1 if it does not."""
+    position = 0
+    with path.open("rb") as file:
+        for part in content:
+            if file.read(len(part)) != part:
+                return position
+            position += len(part)
+        return position if file.read(1) else -1
+
+
 def one_line(error: Exception) -> str:
     """Return a laid-out message as one line, without the file, which is told beside it."""
     wrong, *values = (" ".join(line.split()) for line in str(error).splitlines())
@@ -298,6 +257,8 @@ def one_line(error: Exception) -> str:
     return f"{wrong} ({', '.join(kept)})" if kept else wrong
 
 
-def _between(entries: NDArray[Any], first: int, end: int) -> NDArray[Any]:
+def _between(entries: NDArray[Any] | None, first: int, end: int) -> NDArray[Any]:
+    if entries is None:
+        return np.empty(0, shard.INDEX_TYPE)
     starts = entries["start"]
     return entries[bisect_left(starts, first) : bisect_left(starts, end)]

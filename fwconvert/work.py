@@ -243,6 +243,8 @@ class Work:
         if join.taken:
             atomic.remove(self.folder.shard(join.taken.name))
             atomic.remove(self.folder.shard_index(join.taken.name))
+            for beside in names.sidecars(self.recipe.rules, join.taken.name):
+                atomic.remove(self.folder.shard(beside))
 
     def _remove_tail_if_joined(self, source_index: int) -> None:
         path = self.recipe.source.files[source_index].path

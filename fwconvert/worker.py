@@ -19,7 +19,7 @@ from fwconvert.documents import Documents
 from fwconvert.errors import OutputError, SourceError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
-from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Tail
+from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 from fwconvert.shard import ShardWriter
 from fwconvert.tails import joined_pieces
 
@@ -71,7 +71,7 @@ def join(order: JoinOrder) -> JoinReceipt:
             process.show(writer.tokens, order.tokens)
             process.stop_if_asked()
         assert writer.tokens == order.tokens, f"{writer.tokens} tokens joined of {order.tokens}"
-        writer.finish()
+        writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
         writer.publish(folder.shard(order.name), folder.shard_index(order.name))
     atomic.sync_folder(folder.index)
@@ -103,7 +103,7 @@ class _Blocks:
             # A disk that cannot keep up is waited for: each block has files open and memory.
             while len(self._syncing) >= _MOST_SYNCING:
                 self._syncing.popleft().result()
-            self._syncing.append(self._aside.submit(self._current.finish))
+            self._syncing.append(self._aside.submit(self._current.complete, [0]))
             self._full.append(self._current)
             self._current = self._open()
 
@@ -194,4 +194,5 @@ def _shard_line(
         sha256=writer.body.sha256,
         index_sha256=writer.index.sha256,
         segments=segments,
+        sidecars=tuple(Sidecar(file, made.bytes, made.sha256) for file, made in writer.sidecars(name)),
     )

@@ -54,6 +54,8 @@ WORLDS = (
     World("seven sources", 7, 5, (*_SMALL, "--shard-tokens", "4000")),
     World("one source", 1, 20, (*_SMALL, "--shard-tokens", "900", "--eot", "after")),  # its end is absorbed
     World("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
+    World("one file", 3, 12, (*_SMALL, "--format", "raw")),
+    World("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
 )
 
 

@@ -1,11 +1,14 @@
 """The join puts every token of every tail into exactly one place, against plain concatenation."""
 
+import os
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import child
 import pytest
 from examples import rules_with, unhurried
 from hypothesis import example, given, settings
@@ -276,6 +279,35 @@ def test_pieces_are_small_however_long_a_tail_is(tmp_path: Path, monkeypatch: py
     assert sizes == [10] * 9 + [5]
     assert list(accumulate(sizes))[-1] == 95
     assert all(one >= other for one, other in pairwise(sizes))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted otherwise elsewhere")
+def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
+    """Mapped pages count too: a worker that has too much is ended."""
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from examples import rules_with
+        from fwconvert import worker
+        from fwconvert.folder import RunFolder
+        from fwconvert.orders import JoinOrder, RunContext
+        from fwconvert.receipt import Segment
+
+        rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
+        folder, most = RunFolder(Path(sys.argv[1])), []
+        folder.make()
+        for tokens in (10**7, 2 * 10**8):
+            with folder.tail("key").open("wb") as file:
+                file.truncate(2 * tokens)
+            folder.tail_index("key").write_bytes(bytes(12))
+            context = RunContext(folder.path, "id", rules, "session")
+            worker.join(JoinOrder(context, "train.bin", "train", (Segment(0, 0, 0, tokens),), ("key",)))
+            most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        print((most[1] - most[0]) // 1024, (folder.path / "train.bin").stat().st_size)
+    """
+    grown, size = child.run(code, tmp_path / "out", PYTHONPATH=os.pathsep.join(sys.path)).split()
+    assert int(size) == 4 * 10**8
+    assert int(grown) < 50  # MB
 
 
 @pytest.mark.parametrize("missing", ["tail", "tail_index"])

@@ -28,11 +28,11 @@ ROWS = (
     ("engine", "loader_windows", "show", "verify_manifest"),
     ("loader_shards", "worker"),
     ("documents", "needs", "run_manifest", "verify_shard"),
-    ("fast", "loader_files", "origin", "pin", "saved_plan", "session", "survey", "tails"),
+    ("fast", "loader_files", "origin", "pin", "saved_plan", "scan", "session", "survey", "tails"),
     ("encoders", "fetch", "folder", "join", "orders", "request", "shard", "source", "tokenizer"),
-    ("catalog", "demo", "hub", "names", "pack", "plan", "vocabulary"),
+    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "vocabulary"),
     ("config", "patience", "receipt"),
-    ("atomic", "hub_client", "process", "records"),
+    ("atomic", "formats", "hub_client", "process", "records"),
     ("ahead", "blocks", "columns", "doubtful", "errors", "permutation"),
 )
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
@@ -101,7 +101,7 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "permutation"])
+@pytest.mark.parametrize("module", ["pack", "plan", "join", "names", "formats", "sidecars", "permutation"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
@@ -129,7 +129,7 @@ def test_only_one_module_renames_files_into_place() -> None:
 
 def test_light_modules_load_nothing_heavy() -> None:
     light = [
-        "errors", "records", "atomic", "config", "names", "receipt", "folder", "orders", "session",
+        "errors", "records", "atomic", "formats", "config", "names", "receipt", "folder", "orders", "session",
         "saved_plan", "survey", "run_manifest", "catalog", "request", "plan", "join", "process", "engine",
         "driver", "work", "status", "commands", "cli",
     ]  # fmt: skip

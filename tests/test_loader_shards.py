@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import runner
 import zstandard
-from loader_oracle import llmc, told, windows, write
+from loader_oracle import documents, llmc, packed, shuffled, told, windows, write
 
 from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError
 from fwconvert.loader import Loader
@@ -102,7 +102,7 @@ def test_a_line_cannot_lead_elsewhere(run: Path, name: str) -> None:
 def test_a_format_of_a_later_version_is_refused(run: Path) -> None:
     change_manifest(run, lambda manifest: manifest["rules"].update({"format": "wonderful"}))
 
-    with pytest.raises(UsageError, match="wonderful"):
+    with pytest.raises(ManifestError, match="wonderful"):
         Loader(run, seq_len=64)
 
 
@@ -219,6 +219,23 @@ def test_compressed_shards_of_a_run_are_served_as_the_others(run: Path, finished
     for order in ("sequential", "shuffled", "documents"):
         choices: dict[str, Any] = {"seq_len": 64, "order": order}
         assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
+
+
+@pytest.mark.parametrize("kind", ["npy", "raw", "megatron", "datatrove"])
+@pytest.mark.parametrize("eot", ["before", "after"])
+def test_runs_of_every_format_are_served(tmp_path: Path, kind: str, eot: str) -> None:
+    source = corpus.varied(tmp_path / "source")
+    choices: dict[str, Any] = {} if kind == "raw" else {"shard_tokens": 1000, "last": "keep"}
+    choices |= {"tokenizer": "bytes", "val_tokens": 0, "eot": eot}
+    assert runner.convert(source, tmp_path / "out", format=kind, **choices).complete
+    out = tmp_path / "out"
+    paths = sorted(path for path in out.iterdir() if path.suffix in {".npy", ".bin", ".ds"})
+    shards = [np.load(path) if kind == "npy" else np.fromfile(path, "<u2") for path in paths]
+    size, layout = (10**9, "contiguous") if kind == "raw" else (1000, "independent")
+    right = documents(source, shard_tokens=size, layout=layout, eot=eot, last="keep")
+
+    assert rows(Loader(out, seq_len=50, order="sequential")) == windows([s.tolist() for s in shards], 50)
+    assert rows(Loader(out, seq_len=50, order="documents")) == packed(shuffled(right, 0, 0), 50)
 
 
 def test_folders_of_others_are_served_by_their_names(tmp_path: Path) -> None:

@@ -50,6 +50,37 @@ def test_with_counted_text_a_plan_for_bytes_is_exact(
     assert plan.largest_tokens == sum(counted[at])
 
 
+SIZES = {"0.parquet": Size(10, 990), "1.parquet": Size(5, 1995)}  # 1,000 and 2,000 tokens of bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("npy", 6000 + 4 * 128 + 15 * 8),
+        # The parts of documents at the heads of shards count as documents too.
+        ("megatron", 6000 + 15 * 8 + 4 * 42 + (15 + 4) * 20),
+        ("datatrove", 6000 + 15 * 8 + 4 * 40 + (15 + 4) * 8),
+    ],
+)
+def test_what_a_format_has_before_and_beside_the_tokens_needs_room_too(kind: str, size: int) -> None:
+    recipe = recipe_of([990, 1995], tokenizer="bytes", format=kind, shard_tokens=800, val_tokens=0)
+    plan = make_plan(recipe, SIZES, 1)
+
+    assert (plan.tokens, plan.shards, plan.output_bytes) == (3000, 4, size)
+
+
+@pytest.mark.parametrize(("val_tokens", "files"), [(0, 1), (700, 2), (3000, 1), (3001, 1)])
+@pytest.mark.parametrize("workers", [1, 64])
+def test_one_stream_needs_room_for_the_tails_and_the_files_made_of_them(
+    val_tokens: int, files: int, workers: int
+) -> None:
+    stream = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "val_tokens": val_tokens}
+    plan = make_plan(recipe_of([990, 1995], tokenizer="bytes", **stream), SIZES, workers)
+
+    tails = 2 * 3000 + 15 * 12  # The tails of one stream have the same entries of 12 bytes.
+    assert (plan.shards, plan.output_bytes, plan.working_bytes) == (files, tails, tails)
+
+
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_every_tokenizer_can_be_planned(tokenizer: str) -> None:
     assert vocabulary.find(tokenizer).name == tokenizer

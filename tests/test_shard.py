@@ -14,8 +14,8 @@ from examples import rules_with, unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwconvert import shard
-from fwconvert.config import TokenType
+from fwconvert import formats, shard
+from fwconvert.config import Rules, TokenType
 from fwconvert.errors import OutputError, ShardError
 from fwconvert.pack import Piece
 from fwconvert.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type
@@ -131,6 +131,70 @@ def test_a_tail_of_unknown_length_has_room_for_starts_behind_four_gigatokens(tmp
 
     assert (tmp_path / "index").read_bytes() == struct.pack("<QI", 2**33, 7)
     assert map_array(tmp_path / "index", tail_index_type(rules), 0).tolist() == [(2**33, 7)]
+
+
+def test_the_index_of_one_stream_has_room_for_them_too(tmp_path: Path) -> None:
+    rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
+    with ShardWriter(tmp_path, "label", rules, 1) as writer:
+        writer.write(piece_of(np.array([5], np.uint16), [(2**33, 7)]))
+        writer.complete([0])
+        writer.publish(tmp_path / "train.bin", tmp_path / "train.docs")
+
+    assert (tmp_path / "train.bin").read_bytes() == b"\x05\x00"
+    assert (tmp_path / "train.docs").read_bytes() == struct.pack("<QI", 2**33, 7)
+    assert read_index(tmp_path / "train.docs", formats.RAW).tolist() == [(2**33, 7)]
+
+
+@pytest.mark.parametrize("token_type", TYPES)
+def test_an_npy_shard_is_what_numpy_saves(tmp_path: Path, token_type: TokenType) -> None:
+    tokens = np.array([0, 1, LARGEST[token_type]], token_type)
+    np.save(tmp_path / "numpy.npy", tokens)
+    with ShardWriter(tmp_path, "label", rules_with(format="npy", token_type=token_type), 3) as writer:
+        writer.write(piece_of(tokens, [(0, 0)]))
+        writer.complete([0])
+        writer.publish(tmp_path / "ours.npy", tmp_path / "ours.docs")
+
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+    assert read_tokens(tmp_path / "numpy.npy", token_type, formats.NPY).tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", [formats.NPY, formats.RAW], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("change", [b"\0", -1], ids=["a byte more", "a byte less"])
+def test_a_shard_of_any_format_that_ends_within_a_token_is_refused(
+    tmp_path: Path, kind: formats.Format, change: Any
+) -> None:
+    whole = kind.header_of(2, 3) + bytes(6)
+    (tmp_path / "some.shard").write_bytes(whole + change if change == b"\0" else whole[:change])
+
+    with pytest.raises(ShardError, match=r"some\.shard"):
+        read_tokens(tmp_path / "some.shard", "uint16", kind)
+
+
+@pytest.mark.parametrize("nth", [3, 4])
+def test_a_file_beside_a_shard_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    real, calls = os.fsync, 0
+
+    def failing(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OutputError):
+        complete(tmp_path, rules_with(format="datatrove"))
+
+    assert calls == nth
+    assert litter(tmp_path) == []
+
+
+def complete(folder: Path, rules: Rules) -> None:
+    with ShardWriter(folder, "label", rules, 2) as writer:
+        writer.write(piece_of(np.array([1, 2], np.uint16), [(0, 0)]))
+        writer.complete([0])
 
 
 def test_a_tail_is_the_beginning_of_the_shard_that_it_would_have_become(tmp_path: Path) -> None:

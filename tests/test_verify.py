@@ -17,15 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 
 import fwconvert
-from fwconvert import names, shard, verify_shard
-from fwconvert.config import HEADER_BYTES, TokenType
+from fwconvert import names, scan, shard, verify_shard
+from fwconvert.config import TokenType
 from fwconvert.errors import ManifestError, UsageError
 from fwconvert.folder import Lock, RunFolder
+from fwconvert.formats import Format
 from fwconvert.receipt import ShardLine
 from fwconvert.verify import verify
 from fwconvert.vocabulary import find
 
 SIZE = 64
+# llm.c's.
+HEADER_BYTES = 1024
 EOT = find("bytes").eot
 
 Json = dict[str, Any]
@@ -219,6 +222,7 @@ def test_the_size_of_a_step_makes_no_difference(
     run: Run, kind: Kind, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_shard, "STEP", step)
+    monkeypatch.setattr(scan, "STEP", step)
     assert told(run(kind)) == []
 
 
@@ -390,7 +394,7 @@ def test_a_disk_that_cannot_be_read_is_told(before: Path, monkeypatch: pytest.Mo
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(verify_shard, "sha256_of", fail)
-    monkeypatch.setattr(verify_shard._Scan, "read_header", fail)
+    monkeypatch.setattr(scan.Scan, "read_header", fail)
     found = told(before)
     assert len(found) == 2 * len(read_manifest(before)["shards"])
     assert all("cannot be read (Input/output error)" in problem for problem in found)
@@ -399,8 +403,8 @@ def test_a_disk_that_cannot_be_read_is_told(before: Path, monkeypatch: pytest.Mo
 def test_a_file_that_is_cut_while_it_is_read_is_told(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_tokens = shard.read_tokens
 
-    def read_then_cut(path: Path, token_type: TokenType) -> Any:
-        tokens = read_tokens(path, token_type)
+    def read_then_cut(path: Path, token_type: TokenType, kind: Format) -> Any:
+        tokens = read_tokens(path, token_type, kind)
         if path.name == "t_train_00001_001.bin":
             os.truncate(path, HEADER_BYTES + 10)
         return tokens

@@ -1,0 +1,526 @@
+"""Every format as its trainer reads it, with equal bytes whatever happens.
+
+What each file must be is made from the naive writer's shards by code that shares nothing with the package:
+numpy's own writer, and struct by the layouts that the trainers publish.
+"""
+
+import io
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpus
+import naive
+import numpy as np
+import pytest
+import runner
+
+from fwconvert.verify import verify
+
+SHARD_TOKENS = 1000
+WIDTHS = {"gpt2": 2, "cl100k_base": 4, "bytes": 2}
+EOTS = {"gpt2": 50256, "cl100k_base": 100257, "bytes": 256}
+SUFFIXES = {"llmc": ".bin", "npy": ".npy", "raw": ".bin", "megatron": ".bin", "datatrove": ".ds"}
+SIDES = {"llmc": "before", "npy": "before", "raw": "after", "megatron": "after", "datatrove": "after"}
+OTHERS = ("npy", "raw", "megatron", "datatrove")
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.varied(tmp_path_factory.mktemp("varied"))
+
+
+def recipe_of(kind: str, tokenizer: str, **more: Any) -> dict[str, Any]:
+    if kind == "raw":
+        return {"format": kind, "tokenizer": tokenizer, "val_tokens": SHARD_TOKENS, **more}
+    return {"format": kind, "tokenizer": tokenizer, "shard_tokens": SHARD_TOKENS, **more}
+
+
+def naive_run(sources: Path, out: Path, kind: str, tokenizer: str, **more: Any) -> None:
+    size, layout = (10**9, "contiguous") if kind == "raw" else (SHARD_TOKENS, "independent")
+    choices = {"shard_tokens": size, "val_tokens": SHARD_TOKENS, "layout": layout, "eot": SIDES[kind]}
+    naive.convert(sources, out, tokenizer=tokenizer, **{**choices, **more})
+
+
+def expected(naive_out: Path, kind: str, tokenizer: str) -> Files:
+    """Return what each file must be, from llm.c shards and document indexes of the same stream."""
+    files: Files = {}
+    for path in naive_out.glob("*.bin"):
+        tokens = np.frombuffer(path.read_bytes()[1024:], f"<u{WIDTHS[tokenizer]}")
+        entries = np.fromfile(naive_out / "index" / f"{path.stem}.docs", "<u4").reshape(-1, 2)
+        stem = path.stem.split("_")[2] if kind == "raw" else path.stem
+        width = "<QI" if kind == "raw" else "<II"
+        files[f"index/{stem}.docs"] = b"".join(struct.pack(width, *entry) for entry in entries.tolist())
+        files |= WRITERS[kind](stem, tokens, tokenizer)
+    return files
+
+
+def as_npy(stem: str, tokens: Any, _: str) -> Files:
+    file = io.BytesIO()
+    np.save(file, tokens)
+    return {f"{stem}.npy": file.getvalue()}
+
+
+def as_raw(stem: str, tokens: Any, _: str) -> Files:
+    return {f"{stem}.bin": tokens.tobytes()}
+
+
+def document_ends(tokens: Any, tokenizer: str) -> list[int]:
+    """Return where documents end, told by the separators alone; the last may go on in the next shard."""
+    ends = [at + 1 for at, token in enumerate(tokens.tolist()) if token == EOTS[tokenizer]]
+    return ends if ends[-1:] == [len(tokens)] else [*ends, len(tokens)]
+
+
+def as_megatron(stem: str, tokens: Any, tokenizer: str) -> Files:
+    width, ends = WIDTHS[tokenizer], document_ends(tokens, tokenizer)
+    begins = [0, *ends[:-1]]
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, {2: 8, 4: 4}[width], len(ends), len(ends) + 1)
+    index += b"".join(struct.pack("<i", end - begin) for begin, end in zip(begins, ends, strict=True))
+    index += b"".join(struct.pack("<q", begin * width) for begin in begins)
+    index += b"".join(struct.pack("<q", number) for number in range(len(ends) + 1))
+    return {f"{stem}.bin": tokens.tobytes(), f"{stem}.idx": index}
+
+
+def as_datatrove(stem: str, tokens: Any, tokenizer: str) -> Files:
+    ends = document_ends(tokens, tokenizer)
+    # Three digits for people.
+    people = (
+        f"{len(tokens) / 1000:.2f} kT"
+        if len(tokens) >= 1000
+        else f"{len(tokens):.{3 - len(str(len(tokens)))}f} T"
+    )
+    lines = f"{tokenizer}|{WIDTHS[tokenizer]}\n{len(tokens)}\n{people}"
+    index = struct.pack(f"<{len(ends)}Q", *ends)
+    return {f"{stem}.ds": tokens.tobytes(), f"{stem}.ds.index": index, f"{stem}.ds.metadata": lines.encode()}
+
+
+WRITERS: dict[str, Callable[[str, Any, str], Files]] = {
+    "npy": as_npy, "raw": as_raw, "megatron": as_megatron, "datatrove": as_datatrove,
+}  # fmt: skip
+
+
+def files_of(out: Path) -> Files:
+    """Return all that a run has made for others, but for the run manifest."""
+    paths = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    private = (runner.PRIVATE, "manifest.json")
+    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(private)}
+
+
+def assert_proven(out: Path) -> None:
+    assert [f"{problem.file}: {problem.what}" for problem in verify(out).problems] == []
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_run_is_what_the_trainer_s_own_writer_would_make(
+    kind: str,
+    tokenizer: str,
+    sources: Path,
+    tmp_path: Path,
+) -> None:
+    assert runner.convert(sources, tmp_path / "out", workers=2, **recipe_of(kind, tokenizer)).complete
+    naive_run(sources, tmp_path / "naive", kind, tokenizer)
+
+    assert files_of(tmp_path / "out") == expected(tmp_path / "naive", kind, tokenizer)
+    assert_proven(tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", ["independent", "contiguous"])
+@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove"])
+def test_either_layout_and_either_side_can_be_told(
+    kind: str,
+    layout: str,
+    sources: Path,
+    tmp_path: Path,
+) -> None:
+    more = {"layout": layout, "eot": "after", "val_tokens": 0}
+    assert runner.convert(sources, tmp_path / "out", **recipe_of(kind, "bytes", **more)).complete
+    naive_run(sources, tmp_path / "naive", kind, "bytes", **more)
+
+    assert files_of(tmp_path / "out") == expected(tmp_path / "naive", kind, "bytes")
+    assert_proven(tmp_path / "out")
+
+
+def stream(out: Path, kind: str) -> list[int]:
+    """Return all tokens of a run in the order of the names, validation first."""
+    offset = {"llmc": 1024, "npy": 128}.get(kind, 0)
+    names = sorted(out.glob(f"*{SUFFIXES[kind]}"), key=lambda path: ("train" in path.name, path.name))
+    return [token for path in names for token in np.fromfile(path, "<u2", offset=offset).tolist()]
+
+
+def documents_of(tokens: list[int], eot: int, side: str) -> list[list[int]]:
+    """Cut a stream into documents, without their separators."""
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == eot:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts[1:] if side == "before" else parts[:-1]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_documents_are_those_of_llm_c_s_shards(
+    kind: str,
+    sources: Path,
+    tmp_path: Path,
+) -> None:
+    layout = {} if kind == "raw" else {"layout": "contiguous"}
+    runner.convert(sources, tmp_path / "llmc", **recipe_of("llmc", "gpt2", layout="contiguous"))
+    runner.convert(sources, tmp_path / kind, **recipe_of(kind, "gpt2", **layout))
+
+    wanted = documents_of(stream(tmp_path / "llmc", "llmc"), EOTS["gpt2"], SIDES["llmc"])
+    assert documents_of(stream(tmp_path / kind, kind), EOTS["gpt2"], SIDES[kind]) == wanted
+    assert len(wanted) > 100
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_any_number_of_workers_makes_equal_folders(
+    kind: str,
+    sources: Path,
+    tmp_path: Path,
+    finished: Callable[[str], Path],
+) -> None:
+    assert runner.convert(sources, tmp_path / "out", workers=2, **recipe_of(kind, "bytes")).complete
+    assert runner.tree(tmp_path / "out") == runner.tree(finished(kind))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_killed_run_ends_in_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    sources = corpus.equal_sources(tmp_path / "sources", files=6, rows=60)
+    recipe = recipe_of(kind, "bytes")
+    assert runner.convert(sources, tmp_path / "whole", **recipe).complete
+    out = tmp_path / "killed"
+    for steps in (2, 6):  # The last is when the join begins.
+        with runner.running(sources, out, workers=2, **recipe) as process:
+            runner.wait_until(lambda least=steps: runner.steps(out) >= least, process)  # type: ignore[misc]
+    runner.assert_tidy_end(runner.run(sources, out, workers=2, **recipe), 0)
+
+    assert runner.tree(out) == runner.tree(tmp_path / "whole")
+    assert runner.litter(out) == []
+    assert_proven(out)
+
+
+def beside(kind: str) -> list[str]:
+    """Return one file of each kind: the files of a shard of a source, and of a joined one."""
+    if kind == "raw":
+        return ["train.bin", "val.bin", "index/train.docs", "index/val.docs"]
+    ends = {"npy": [".npy"], "megatron": [".bin", ".idx"], "datatrove": [".ds", ".ds.index", ".ds.metadata"]}
+    stems = ["edu_fineweb_val_00000_000", "edu_fineweb_train_00008_000"]
+    return [f"{stem}{end}" for stem in stems for end in ends[kind]] + [f"index/{s}.docs" for s in stems]
+
+
+KINDS_OF_FILE = [(kind, file) for kind in OTHERS for file in beside(kind)]
+# Those of which there may be others.
+NUMBERED = [(kind, file) for kind, file in KINDS_OF_FILE if kind != "raw" and "/" not in file]
+
+
+@pytest.fixture(scope="module")
+def finished(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a finished run of a format, made once."""
+    runs: dict[str, Path] = {}
+
+    def run(kind: str) -> Path:
+        if kind not in runs:
+            out = tmp_path_factory.mktemp(kind) / "out"
+            assert runner.convert(sources, out, **recipe_of(kind, "bytes")).complete
+            runs[kind] = out
+        return runs[kind]
+
+    return run
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1)
+
+
+@pytest.mark.parametrize("harm", [flip, cut, os.unlink])
+@pytest.mark.parametrize(("kind", "file"), KINDS_OF_FILE)
+def test_verify_names_each_file_that_is_harmed(
+    kind: str, file: str, harm: Callable[[Path], None], tmp_path: Path, finished: Callable[[str], Path]
+) -> None:
+    out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
+    harm(out / file)
+
+    assert file in {problem.file for problem in verify(out).problems}
+
+
+@pytest.mark.parametrize("harm", [flip, cut, os.unlink])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_next_run_mends_what_is_harmed(
+    kind: str, harm: Callable[[Path], None], sources: Path, tmp_path: Path, finished: Callable[[str], Path]
+) -> None:
+    """A file of a source's shard and one of a joined shard; those beside a shard where there are some."""
+    out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
+    for file in {"npy": (0, 1), "raw": (0, 2), "megatron": (1, 3), "datatrove": (1, 5)}[kind]:
+        harm(out / beside(kind)[file])
+    if harm is flip:
+        runner.cut_off(out)
+
+    assert runner.convert(sources, out, **recipe_of(kind, "bytes")).complete
+    assert runner.tree(out) == runner.tree(finished(kind))
+    assert_proven(out)
+
+
+@pytest.mark.parametrize(("kind", "file"), NUMBERED)
+def test_a_file_beside_a_shard_that_is_not_in_the_manifest_is_told(
+    kind: str,
+    file: str,
+    tmp_path: Path,
+    finished: Callable[[str], Path],
+) -> None:
+    out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
+    extra = file.replace("_00000_", "_00077_").replace("_00008_", "_00077_")
+    (out / extra).write_bytes(b"x")
+
+    found = verify(out).problems
+    assert [(problem.file, problem.what) for problem in found] == [(extra, "is not in the run manifest")]
+
+
+@pytest.mark.parametrize("kind", ["megatron", "datatrove"])
+def test_a_sidecar_that_fits_its_hash_but_not_its_shard_is_told(
+    kind: str,
+    tmp_path: Path,
+    finished: Callable[[str], Path],
+) -> None:
+    """The one who made it was wrong, and so was every record of it."""
+    out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
+    file = out / beside(kind)[1]
+    flip(file)
+    old = json.loads((out / "manifest.json").read_text())
+    line = next(side for shard in old["shards"] for side in shard["sidecars"] if side["name"] == file.name)
+    text = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(text.replace(line["sha256"], runner._sha256(file)))
+    shutil.rmtree(out / runner.PRIVATE)
+
+    (problem,) = verify(out).problems
+    assert problem.file == file.name
+    assert "is not what the document index makes it" in problem.what
+
+
+@pytest.mark.parametrize("change", ["none", "other", "outside"])
+def test_a_record_cannot_name_other_files_beside_a_shard(
+    change: str, tmp_path: Path, finished: Callable[[str], Path]
+) -> None:
+    out = Path(shutil.copytree(finished("megatron"), tmp_path / "out"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    names = {"other": "edu_fineweb_train_00000_001.idx", "outside": "../../outside.idx"}
+    (tmp_path.parent / "outside.idx").write_bytes(b"not ours")
+    for shard in manifest["shards"]:
+        if change == "none":
+            del shard["sidecars"]
+        else:
+            shard["sidecars"][0]["name"] = names[change]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+
+    told = [problem.what for problem in verify(out).problems]
+    assert sum("beside it in its line instead of" in what for what in told) >= len(manifest["shards"]) - 1
+    assert not any("not ours" in what for what in told)
+
+
+def test_what_build_nanogpt_loads_are_the_shards_and_nothing_else(finished: Callable[[str], Path]) -> None:
+    out = finished("npy")
+    for split, least in (("train", 2), ("val", 1)):
+        # build-nanogpt, train_gpt2.py: the folder is listed, and each name with the split in it is loaded.
+        names = sorted(path.name for path in out.iterdir() if split in path.name)
+        assert len(names) >= least
+        for name in names:
+            tokens = np.load(out / name)
+            assert tokens.dtype == np.uint16
+            assert tokens.ndim == 1
+            assert len(tokens) < 2 * SHARD_TOKENS
+
+
+def test_nano_gpt_maps_train_bin_and_val_bin(finished: Callable[[str], Path], sources: Path) -> None:
+    out = finished("raw")
+    # nanoGPT, train.py: get_batch maps the whole file as uint16.
+    train, val = (np.memmap(out / f"{split}.bin", dtype=np.uint16, mode="r") for split in ("train", "val"))
+    streams = [
+        naive.read(path, naive.encoder("bytes"), 256, "after") for path in sorted(sources.glob("*.parquet"))
+    ]
+
+    assert [*val.tolist(), *train.tolist()] == naive.concatenate(streams).tokens
+    assert len(val) == SHARD_TOKENS
+    assert sorted(path.name for path in out.glob("*.bin")) == ["train.bin", "val.bin"]
+
+
+def read_megatron(prefix: Path) -> list[list[int]]:
+    """Return the documents as megatron/core/datasets/indexed_dataset.py reads them."""
+    index = prefix.with_suffix(".idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\x00\x00"
+    version, code, sequences, documents = struct.unpack_from("<QBQQ", index, 9)
+    assert version == 1
+    lengths = np.frombuffer(index, np.int32, sequences, 34)
+    pointers = np.frombuffer(index, np.int64, sequences, 34 + lengths.nbytes)
+    indices = np.frombuffer(index, np.int64, documents, 34 + lengths.nbytes + pointers.nbytes)
+    assert len(index) == 34 + lengths.nbytes + pointers.nbytes + indices.nbytes  # no modes
+    assert lengths.shape[0] == indices[-1]
+    content, kind = prefix.with_suffix(".bin").read_bytes(), {8: np.uint16, 4: np.int32}[code]
+    return [
+        np.frombuffer(content, kind, length, pointer).tolist()
+        for length, pointer in zip(lengths.tolist(), pointers.tolist(), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "cl100k_base"])
+def for_megatron(
+    request: pytest.FixtureRequest, sources: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("megatron") / "out"
+    assert runner.convert(sources, out, **recipe_of("megatron", request.param, layout="contiguous")).complete
+    return out, request.param
+
+
+def test_megatron_reads_the_documents_of_the_sources(for_megatron: tuple[Path, str], sources: Path) -> None:
+    out, tokenizer = for_megatron
+    prefixes = sorted(out.glob("*.idx"), key=lambda path: path.stem.split("_")[-1])
+    parts = [read_megatron(path.with_suffix("")) for path in prefixes]
+    encode, eot = naive.encoder(tokenizer), EOTS[tokenizer]
+    paths = sorted(sources.glob("*.parquet"))
+    tokens = [token for path in paths for token in naive.read(path, encode, eot, "after").tokens]
+
+    assert [token for part in parts for document in part for token in document] == tokens
+    # Every part is a document or its rest, and ends with its separator unless the shard ends first.
+    assert all(document[-1] == eot for part in parts for document in part[:-1])
+    assert all(eot not in document[:-1] for part in parts for document in part)
+
+
+@pytest.mark.filterwarnings("ignore")  # of others
+def test_megatron_core_reads_the_same(for_megatron: tuple[Path, str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed, which megatron-core needs")
+    reader: Any = pytest.importorskip(
+        "megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed"
+    )
+    out, _ = for_megatron
+    for path in out.glob("*.idx"):
+        read = reader.IndexedDataset(str(path.with_suffix("")))
+        assert [read[at].tolist() for at in range(len(read))] == read_megatron(path.with_suffix(""))
+        assert read.document_indices.tolist() == [*range(len(read) + 1)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of others
+@pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
+def test_datatrove_s_own_reader_reads_the_tokens(tokenizer: str, sources: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed, which datatrove's reader needs")
+    reader: Any = pytest.importorskip("datatrove.utils.dataset", reason="datatrove is not installed")
+    recipe = recipe_of("datatrove", tokenizer, layout="contiguous", val_tokens=0)
+    assert runner.convert(sources, tmp_path, **recipe).complete
+    # It goes on by a token more than it is asked for, which divides a shard here.
+    read = reader.DatatroveFolderDataset(
+        str(tmp_path), 49, filename_pattern="*.ds", recursive=False, token_size=WIDTHS[tokenizer],
+        return_positions=True,
+    )  # fmt: skip
+    paths = sorted(sources.glob("*.parquet"))
+    streams = [naive.read(path, naive.encoder(tokenizer), EOTS[tokenizer], "after") for path in paths]
+    tokens = naive.concatenate(streams).tokens
+    parts = [tokens[at : at + 50] for at in range(0, len(tokens) // 50 * 50, 50)]
+
+    assert [read[at]["input_ids"].tolist() for at in range(len(read))] == parts
+    for at, part in enumerate(parts):
+        wanted: list[int] = []
+        for before in [EOTS[tokenizer], *part[:-1]]:
+            wanted.append(0 if before == EOTS[tokenizer] else wanted[-1] + 1)
+        assert read[at]["positions"].tolist() == wanted
+
+
+def test_nanotron_finds_the_tokenizer_and_the_size_of_a_token(finished: Callable[[str], Path]) -> None:
+    # nanotron, config.py: NanosetDatasetsArgs reads the first line of each *.metadata in the folder.
+    found = [path.read_text().splitlines()[0].split("|") for path in finished("datatrove").glob("*.metadata")]
+    assert len(found) > 3
+    assert all(line == ["bytes", "2"] for line in found)
+
+
+def test_show_reads_every_format(finished: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from fwconvert.cli import main  # noqa: PLC0415
+
+    for kind in OTHERS:
+        name = "train" if kind == "raw" else "train_00000_001"
+        assert main(["show", str(finished(kind)), name, "--documents", "2"]) == 0
+        shown = capsys.readouterr().out
+        assert "--- document 2: row " in shown
+        assert "document " in shown.split("tokens")[2]
+
+
+def test_status_and_plan_tell_the_format(
+    finished: Callable[[str], Path], sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fwconvert.cli import main  # noqa: PLC0415
+
+    for kind in OTHERS:
+        assert main(["status", str(finished(kind))]) == 0
+        assert kind in capsys.readouterr().out
+        words = ["--source", str(sources), "--out", str(tmp_path), "--format", kind]
+        assert main(["plan", *words]) == 0
+        shown = capsys.readouterr().out
+        assert f"{kind}, the separator {SIDES[kind]} each document" in shown
+    assert main(["status", str(finished("raw")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "raw"
+
+
+def test_a_folder_of_one_format_is_not_taken_for_another(
+    finished: Callable[[str], Path], sources: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(finished("megatron"), tmp_path / "out"))
+    ended = runner.run(sources, out, **recipe_of("datatrove", "bytes"))
+    runner.assert_tidy_end(ended, 2)
+    assert "format in folder" in ended.stderr
+
+    shutil.rmtree(out / runner.PRIVATE)
+    for path in out.glob("*.bin"):
+        path.unlink()
+    ended = runner.run(sources, out, **recipe_of("megatron", "bytes"))
+    runner.assert_tidy_end(ended, 2)
+    assert ".idx" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--format", "raw", "--layout", "independent"], "leave --layout out"),
+        (["--format", "raw", "--shard-tokens", "1M"], "leave --shard-tokens out"),
+        (["--format", "raw", "--name", "mine"], "leave --name out"),
+        (["--format", "npy", "--name", "interval"], "choose another --name"),
+        (["--format", "megatron", "--shard-tokens", "3G"], "choose a number"),
+        (["--format", "datatrove", "--shard-tokens", "5G"], "choose a number"),
+    ],
+)
+def test_wrong_combinations_are_refused_before_anything_is_written(
+    words: list[str], advice: str, sources: Path, tmp_path: Path
+) -> None:
+    ended = runner.run(sources, tmp_path / "out", *words)
+
+    runner.assert_tidy_end(ended, 2)
+    assert advice in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_llm_c_and_modded_nanogpt_take_the_shards(sources: Path, tmp_path: Path) -> None:
+    recipe = recipe_of("llmc", "gpt2", name="fineweb")
+    assert runner.convert(sources, tmp_path, **recipe).complete
+    for split, least in (("train", 2), ("val", 1)):
+        shards = sorted(tmp_path.glob(f"fineweb_{split}_*.bin"))
+        assert len(shards) >= least  # modded-nanogpt needs two for training
+        for path in shards:
+            # llm.c, dataloader.h: magic, version, a count, and exactly the size that follows.
+            head = np.fromfile(path, "<i4", 256)
+            assert head[:2].tolist() == [20240520, 1]
+            assert head[2] >= 1
+            assert path.stat().st_size == 1024 + 2 * int(head[2])
+            # modded-nanogpt, train_gpt.py: a document starts with BOS_ID; where they start is scanned for.
+            tokens = np.fromfile(path, "<u2", offset=1024)
+            starts = np.fromfile(tmp_path / "index" / f"{path.stem}.docs", "<u4").reshape(-1, 2)[:, 0]
+            assert np.flatnonzero(tokens == 50256).tolist() == starts.tolist()
+    first = min(tmp_path.glob("fineweb_train_*.bin"))
+    assert 50256 in np.fromfile(first, "<u2", 6_000_000, offset=1024)
