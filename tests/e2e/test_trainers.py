@@ -90,11 +90,7 @@ def as_megatron(stem: str, tokens: Any, tokenizer: str) -> Files:
 def as_datatrove(stem: str, tokens: Any, tokenizer: str) -> Files:
     ends = document_ends(tokens, tokenizer)
     # Three digits for people.
-    people = (
-        f"{len(tokens) / 1000:.2f} kT"
-        if len(tokens) >= 1000
-        else f"{len(tokens):.{3 - len(str(len(tokens)))}f} T"
-    )
+    people = f"{len(tokens) / 1000:.2f} kT" if len(tokens) >= 1000 else f"{len(tokens):.{3 - len(str(len(tokens)))}f} T"
     lines = f"{tokenizer}|{WIDTHS[tokenizer]}\n{len(tokens)}\n{people}"
     index = struct.pack(f"<{len(ends)}Q", *ends)
     return {f"{stem}.ds": tokens.tobytes(), f"{stem}.ds.index": index, f"{stem}.ds.metadata": lines.encode()}
