@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from fwconvert.config import Options, Recipe
     from fwconvert.errors import FwconvertError
     from fwconvert.export_run import export
+    from fwconvert.loader import Loader
     from fwconvert.request import Request, make_recipe, resolve
     from fwconvert.run import Result, convert
 
 __all__ = [
     "FwconvertError",
+    "Loader",
     "Options",
     "Recipe",
     "Request",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "FwconvertError": "errors",
+    "Loader": "loader",
     "Options": "config",
     "Recipe": "config",
     "Request": "request",

@@ -37,6 +37,10 @@ class OutputError(FwconvertError):
     """The output could not be written: no space, read-only, broken disk. No job is to blame."""
 
 
+class NotReady(FwconvertError):
+    """A run that a loader follows has made nothing new for longer than the loader was told to wait."""
+
+
 class Stopped(FwconvertError):
     """The user asked to stop; the work was given up at a safe place."""
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench_growth import grow
-from bench_measure import BenchError, child, run, tell
+from bench_measure import BenchError, child, fwconvert, run, tell
 from bench_rows import Setup, checked, cores, fresh, measure, prepare, ways
-from bench_table import facts, growth_table, rows_table, stages_table
+from bench_table import facts, growth_table, loader_table, rows_table, stages_table
 
 # Real sources are large; but there must be some for each core to be dealt out evenly.
 FILES_PER_CORE = 4
@@ -92,6 +92,8 @@ def bench(given: argparse.Namespace, scale: Scale, work: Path) -> Report:
             report.add(f"Growth with the {growth.title}, 1 worker", growth_table(growth))
     if wanted("stages"):
         report.add("Inside a worker, 1 thread, instrumented", _stages(setup))
+    if wanted("loader"):
+        report.add("The loader, 1 process, files in the page cache", _loader(setup, rounds))
     return report
 
 
@@ -108,6 +110,13 @@ def _stages(setup: Setup) -> str:
         task = {"folder": setup.all_folder, "out": setup.out, "encoder": setup.encoder}
         took = run(child("bench_stages.stages", **task, vocabulary=setup.tokenizer), setup.work)
     return stages_table(took.said)
+
+
+def _loader(setup: Setup, rounds: int) -> str:
+    tell("  loader")
+    with fresh(setup.out):
+        run(fwconvert(setup.all_folder, setup.out, *setup.options(setup.cores)), setup.work)
+        return loader_table(run(child("bench_loader.loader", out=setup.out, rounds=rounds), setup.work).said)
 
 
 def _selector(only: str | None) -> Callable[[str], bool]:
@@ -166,7 +175,7 @@ def _arguments() -> argparse.Namespace:
     add(
         "--only",
         metavar="ROW,...",
-        help="fwconvert, ceiling, floor, peers, llmc, map, hf, growth, stages, ...",
+        help="fwconvert, ceiling, floor, peers, llmc, map, hf, growth, stages, loader, ...",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write the Markdown here too")
     add("--quick", action="store_true", help="little text, one round: to see that it works")

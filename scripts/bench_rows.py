@@ -103,7 +103,7 @@ def prepare(setup: Setup, few_bytes: int) -> Setup:
     known = replace(setup, of_all=of_all)
     share = min(1, few_bytes / of_all["text_bytes"])
     cut(known, setup.few_folder.name, setup.cores, max(1, int(of_all["documents"] * share) // setup.cores))
-    contiguous = ["--layout", "contiguous", "--shard-tokens", str(setup.peer_shard_tokens)]
+    contiguous = ["--layout", "contiguous", "--shard-tokens", str(setup.peer_shard_tokens), "--last", "keep"]
     of_few, _ = convert(setup, setup.few_folder, *setup.options(setup.cores), *contiguous)
     return replace(known, of_few=of_few)
 

@@ -89,6 +89,17 @@ def _passed(found: dict[str, Any], name: str) -> str:
     return f"{found['passed'][name]:.2f}" if name in found["passed"] else "-"
 
 
+def loader_table(found: dict[str, Any]) -> str:
+    """Return how fast tokens are served, each way beside the plain one that does the same."""
+    lines, plain = [], 1.0
+    for name, best in found.items():
+        passed, cpu = best["bytes"] / best["seconds"], best["bytes"] / best["cpu"]
+        plain = cpu if name.startswith("plain") else plain
+        speeds = [f"{passed / 1e9:.2f}", f"{cpu / 1e9:.2f}", f"{cpu / plain:.0%}"]
+        lines.append([name, f"{best['bytes'] / 1e6:,.0f}", *speeds])
+    return markdown(("way", "MB of tokens", "GB/s", "GB in a second of CPU", "of plain numpy"), lines)
+
+
 def facts(setup: Setup, rounds: int) -> str:
     """Return what one must know to believe the figures."""
     said = {

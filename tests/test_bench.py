@@ -8,17 +8,20 @@ import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import regex
+import runner
 from bench_corpus import cut, write_file
 from bench_growth import Growth, Point, exponent
+from bench_loader import loader
 from bench_measure import BenchError, Measure, child, run
 from bench_peers import plain
 from bench_rows import Row, Setup, Way, measure, prepare, ways
 from bench_stages import Clock
-from bench_table import growth_table, markdown, rows_table, stages_table
+from bench_table import growth_table, loader_table, markdown, rows_table, stages_table
 
 from fwconvert import vocabulary
 
@@ -143,6 +146,27 @@ def test_the_llmc_way_makes_the_bytes_of_the_contiguous_layout(tmp_path: Path) -
     chosen = [one for one in ways(setup, peers=False) if one.key in ("llmc", "map")]
     rows = measure(setup, chosen, 1, [])  # Raises if the tokens are not those of fwconvert.
     assert [row.way.key for row in rows] == ["llmc", "map"]
+
+
+def test_the_loader_serves_as_much_as_plain_numpy(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.parquet", 1, 300_000)
+    choices: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 20_000, "val_tokens": 0, "last": "keep"}
+    runner.convert(tmp_path, tmp_path / "out", **choices)
+    found = loader(str(tmp_path / "out"), 1)
+    served = {name: best["bytes"] for name, best in found.items()}
+    # Of 20,000 tokens there are 19 windows; what is left makes a shard of its own.
+    count, left = divmod(found["plain numpy: copy the shards in order"]["bytes"] // 2, 20_000)
+    windows = count * 19 + (left - 1) // 1024
+    assert served["loader, sequential"] == served["loader, shuffled"] == windows * 1025 * 2
+    assert served["plain numpy: gather from memory maps"] == windows * 1025 * 2
+    assert 0 < served["loader, documents"] < windows * 1025 * 2
+
+
+def test_the_loader_stands_beside_the_plain_way_that_does_the_same() -> None:
+    found = {"plain a": (8e9, 2), "ours a": (6e9, 2), "plain b": (1e9, 1), "ours b": (3e9, 2)}
+    table = loader_table({name: {"bytes": size, "seconds": 4, "cpu": s} for name, (size, s) in found.items()})
+    assert "| ours a | 6,000 | 1.50 | 3.00 | 75% |" in table
+    assert "| ours b | 3,000 | 0.75 | 1.50 | 150% |" in table
 
 
 def test_a_way_that_makes_other_tokens_ends_the_benchmark(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ types included, so that nothing hides.
 """
 
 import ast
+from importlib import util
 from pathlib import Path
 
 import child
@@ -17,50 +18,34 @@ MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
 
 # From the top, where words come in and an exit code goes out, down to what needs nothing of ours.
 # The commands print; a session is run; workers do its orders; records say what is on the disk.
+# fmt: off
 ROWS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("__init__", "progress"),
-    ("export_run", "trace"),
-    ("run", "show", "source_row", "status"),
-    ("supply",),
-    ("driver", "run_reader", "verify", "work"),
+    ("__init__", "loader_torch", "progress"),
+    ("export_run", "loader", "trace"),
+    ("loader_documents", "run", "show", "source_row", "status"),
+    ("loader_windows", "supply"),
+    ("driver", "loader_shards", "run_reader", "verify", "work"),
     ("watching",),
     ("engine", "verify_manifest"),
     ("worker",),
     ("documents", "exported", "needs", "rations", "run_manifest", "verify_shard"),
     (
-        "fast",
-        "origin",
-        "pin",
-        "places",
-        "saved_plan",
-        "scan",
-        "session",
-        "strays",
-        "stream_reader",
-        "survey",
-        "tails",
+        "fast", "loader_files", "origin", "pin", "places", "saved_plan", "scan", "session", "strays",
+        "stream_reader", "survey", "tails",
     ),
     (
-        "encoders",
-        "fetch",
-        "folder",
-        "join",
-        "limits",
-        "orders",
-        "ranges",
-        "request",
-        "shard",
-        "source",
+        "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",
         "tokenizer",
     ),
     ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream", "vocabulary"),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records", "where"),
-    ("ahead", "blocks", "columns", "doubtful", "errors", "expression"),
+    ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),
 )
+# fmt: on
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
 
 # Whoever only asks how far a run is does not wait for these to load.
@@ -127,10 +112,10 @@ def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     assert not outside_imports(module) & heavy
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["pack", "plan", "join", "names", "formats", "sidecars", "stream", "limits", "expression", "where"],
-)
+DECIDING = ["pack", "plan", "join", "names", "formats", "sidecars", "stream", "limits", "expression", "where"]
+
+
+@pytest.mark.parametrize("module", [*DECIDING, "permutation"])
 def test_deciding_code_does_no_input_and_no_output(module: str) -> None:
     doing = {"os", "io", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "random"}
 
@@ -195,6 +180,17 @@ def test_help_and_status_load_nothing_heavy(words: list[str]) -> None:
     assert child.run(code, argument, *HEAVY).split() == []
 
 
+def test_the_loader_loads_nothing_that_only_conversion_needs() -> None:
+    code = """
+        import sys
+        import fwconvert.loader
+        print(*(name for name in sys.argv[1:] if name in sys.modules))
+    """
+    heavy = ("pyarrow", "tiktoken", "gigatoken", "rich", "huggingface_hub", "zstandard", "torch")
+
+    assert child.run(code, *heavy).split() == []
+
+
 def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
     code = """
         import importlib, os, sys, threading
@@ -203,7 +199,9 @@ def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
             importlib.import_module(f"fwconvert.{name}")
         assert threading.active_count() == 1
     """
-    modules = sorted(set(MODULES) - {"__init__"})
+    # PyTorch is an extra, which need not be installed.
+    extra = set() if util.find_spec("torch") else {"loader_torch"}
+    modules = sorted(set(MODULES) - {"__init__"} - extra)
 
     assert child.run(code, tmp_path, *modules) == ""
     assert list(tmp_path.iterdir()) == []

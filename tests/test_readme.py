@@ -106,6 +106,11 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
         reading.replace("edu_fineweb_train_00000_001.bin", name) + "\nprint(first.tolist())", tmp_path
     )
     assert ended.stdout.startswith("[50256, ")
+    loading = next(block for block in _blocks() if "Loader" in block)
+    ended = _python(
+        loading.replace("1024", "2").replace("batch=8", "batch=1") + "\nprint(windows.shape, state)", tmp_path
+    )
+    assert ended.stdout.startswith("(1, 3) {")
 
 
 def _blocks() -> list[str]:

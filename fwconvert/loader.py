@@ -1,0 +1,291 @@
+"""From token shards to batches: every window exactly once an epoch, in an order that can be entered anywhere.
+
+    loader = Loader("OUT", seq_len=1024, batch=8)
+    for windows in loader:                       # one epoch; the next `for` is the next epoch
+        x, y = inputs_and_targets(windows)
+        ...
+        state = loader.state()                   # a few numbers: after this batch
+    Loader("OUT", seq_len=1024, batch=16, rank=1, ranks=4).resume(state)
+
+The order is a pure function of (seed, epoch); ranks, batch sizes and worker
+processes only say who is served what of it. So a state can be resumed by any
+number of ranks with any batch size, and gives exactly the rest.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert import loader_shards, records
+from fwconvert.config import TokenType
+from fwconvert.errors import NotReady, UsageError, message
+from fwconvert.loader_documents import Documents
+from fwconvert.loader_shards import Shards, Wanted
+from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
+from fwconvert.names import Split
+from fwconvert.permutation import Permutation
+from fwconvert.records import Part
+
+Order = Literal["sequential", "shuffled", "documents"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+T = TypeVar("T", bound=np.generic)
+
+
+class State(Part, frozen=True):
+    """Where a loader is: after so many windows of an epoch, on all ranks together."""
+
+    order: Order
+    seed: int
+    seq_len: int
+    # What tells the set of shards from others.
+    shards: str
+    epoch: Count = 0
+    windows: Count = 0
+    # Of document order: how many documents were taken, and how many of their tokens were passed over.
+    documents: Count = 0
+    passed: Count = 0
+    # How many tokens were passed over in the epochs before.
+    passed_before: Count = 0
+
+
+@dataclass(eq=False)
+class Loader:
+    """Serves the windows of token shards: a run's, or those in any folder or pattern of .bin or .npy files.
+
+    Iterating yields batches, arrays of `batch` rows of `seq_len` + 1 tokens in
+    the type of the files, to the end of the epoch. The last may be short: what
+    is left is dealt out evenly, so that a rank may get an empty one.
+    """
+
+    path: str | Path
+    _: KW_ONLY
+    seq_len: int = 1024
+    batch: int = 8
+    split: Split = "train"
+    # As llm.c; all windows shuffled; or documents shuffled and packed into windows that begin with one.
+    order: Order = "shuffled"
+    seed: int = 0
+    rank: int = 0
+    ranks: int = 1
+    # Leave out the last step of an epoch if it is not full on all ranks; `dropped` tells what that costs.
+    drop_last: bool = False
+    # Of a run that is not complete, serve what is there now; its states fit nothing else.
+    partial: bool = False
+    # Serve a run while it is being made, and wait for more; give up after `timeout` seconds without any.
+    follow: bool = False
+    timeout: float | None = None
+    poll: float = 5.0
+    # The type of tokens in files without a header, if they are not nanoGPT's train.bin and val.bin.
+    raw: TokenType | None = None
+
+    epoch: int = field(default=0, init=False)
+    _mark: Mark = field(default=Mark(), init=False, repr=False)
+    _passed_before: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        self._wanted = Wanted(self.path, self.split, self.raw, self.partial, self.follow)
+        self._share = Share(self.batch, self.rank, self.ranks)
+        self._serve(self._find())
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return self.steps()
+
+    def __len__(self) -> int:
+        """How many steps a whole epoch has; TypeError if that is not known before its end."""
+        if self._total is None:
+            raise TypeError(f"the number of steps is not known beforehand (order={self.order!r})")
+        whole, left = divmod(self._total, self._share.span)
+        return whole + (left > 0 and not self.drop_last)
+
+    def steps(self, skip: int = 0, every: int = 1) -> Iterator[Tokens]:
+        """Yield the batches of the rest of the epoch, without the first `skip`, then only each `every`-th.
+
+        So that worker processes may share an epoch. State is then after the
+        batch that was served last, and the next is behind `every` - 1 others.
+        """
+        mark = self._mark
+        for mark, places in self._walk():
+            if skip:
+                skip -= 1
+                continue
+            batch = self._served.read(places)
+            self._mark, skip = mark, every - 1
+            yield batch
+        self._passed_before += self._served.passed(mark.windows)
+        self.epoch, self._mark = self.epoch + 1, Mark()
+
+    def skip(self, steps: int) -> None:
+        """Pass over the next so many steps of this epoch without reading them."""
+        for _, (mark, _) in zip(range(steps), self._walk(), strict=False):
+            self._mark = mark
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; if it is the present one, stay where we are."""
+        if epoch != self.epoch:
+            self.epoch, self._mark = epoch, Mark()
+
+    def state(self) -> dict[str, Any]:
+        """Return where we are, for `resume`: a few numbers and words, the same on all ranks."""
+        return records.as_builtin(
+            msgspec.structs.replace(
+                self._identity, epoch=self.epoch, passed_before=self._passed_before, **self._mark._asdict()
+            )
+        )
+
+    def resume(self, state: Mapping[str, Any]) -> Self:
+        """Go to where a state was taken; refuse one of other shards, order, seed or window length."""
+        try:
+            wanted = msgspec.convert(dict(state), State)
+        except msgspec.ValidationError as error:
+            raise UsageError(message("this is not the state of a loader", reason=error)) from error
+        for name in ("shards", "order", "seed", "seq_len"):
+            ours, theirs = getattr(self._identity, name), getattr(wanted, name)
+            if ours != theirs:
+                raise UsageError(
+                    message(
+                        f"this state is of a loader with other {name.replace('_', ' ')}",
+                        "make the loader as it was made then; batch, rank and ranks may differ",
+                        in_state=theirs,
+                        here=ours,
+                    )
+                )
+        if self._total is not None and wanted.windows > self._total:
+            raise UsageError(
+                message("this state is behind the end", in_state=wanted.windows, windows=self._total)
+            )
+        self.epoch, self._passed_before = wanted.epoch, wanted.passed_before
+        self._mark = Mark(wanted.windows, wanted.documents, wanted.passed)
+        return self
+
+    @property
+    def passed(self) -> int:
+        """How many tokens were not served so far: in no window, or cut off.
+
+        Of this epoch only those of documents that were cut are counted yet.
+        """
+        return self._passed_before + self._mark.passed
+
+    @property
+    def dropped(self) -> int | None:
+        """How many windows `drop_last` drops in each epoch; None if that is not known beforehand."""
+        if self._total is None:
+            return None
+        return self._total % self._share.span if self.drop_last else 0
+
+    @property
+    def _total(self) -> int | None:
+        """How many windows an epoch has, if that is known."""
+        known = isinstance(self._served, Windows) and self._shards.complete
+        return self._served.total if known else None
+
+    @property
+    def _identity(self) -> State:
+        """What a state must agree on. In sequence, a run that is being made already is what it will be."""
+        shards = self._shards
+        whole = self.order == "sequential" and shards.recipe_id != ""
+        told = records.digest([shards.recipe_id, self.split])[:16] if whole else shards.fingerprint
+        return State(self.order, self.seed, self.seq_len, told)
+
+    def _walk(self) -> Iterator[tuple[Mark, Any]]:
+        """Yield each step from where we are to the end of the epoch; wait for what is still being made."""
+        mark = self._mark
+        while True:
+            complete = self._shards.complete
+            whole = self.drop_last or not complete
+            for step in self._served.walk(mark, self._share, self._shuffle(), whole=whole):
+                mark = step[0]
+                yield step
+            if complete:
+                return
+            self._wait_for_more()
+
+    def _shuffle(self) -> Shuffle:
+        if self.order == "sequential":
+            return lambda numbers: numbers
+        return Permutation(self._served.total, self.seed, self.epoch)
+
+    def _serve(self, shards: Shards) -> None:
+        self._shards = shards
+        self._served: _Served
+        if self.order == "documents":
+            self._served = Documents(shards, self._wanted.folder, self.seq_len)
+        else:
+            self._served = Windows(shards, self.seq_len)
+        if shards.complete and (shards.tokens <= self.seq_len or not self._served.total):
+            raise UsageError(
+                message(
+                    "there are too few tokens for a window",
+                    "choose a smaller seq_len",
+                    tokens=f"{shards.tokens:,}",
+                    seq_len=f"{self.seq_len:,}",
+                )
+            )
+
+    def _find(self) -> Shards:
+        if self.follow and self._wanted.is_run:
+            self._wait_until(self._wanted.folder.manifest.is_file)
+        return loader_shards.find(self._wanted)
+
+    def _wait_for_more(self) -> None:
+        """Return when the run has made more shards, or is complete."""
+        known = self._shards
+
+        def more() -> bool:
+            found = loader_shards.of_run(self._wanted, known)
+            if found.complete or len(found.files) > len(known.files):
+                self._serve(found)
+            return self._shards is not known
+
+        self._wait_until(more)
+
+    def _wait_until(self, true: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while not true():
+            if self.timeout is not None and time.monotonic() - began >= self.timeout:
+                raise NotReady(
+                    message(
+                        "the run has made nothing new for too long",
+                        "see how it is with fwconvert status; resume from the last state when there is more",
+                        folder=self.path,
+                        seconds=self.timeout,
+                    )
+                )
+            time.sleep(self.poll)
+
+    def _check(self) -> None:
+        """Raise UsageError if the loader cannot be as it was asked for."""
+        problems = {
+            f"order is none of {', '.join(get_args(Order))}": self.order not in get_args(Order),
+            "split is neither train nor val": self.split not in get_args(Split),
+            "seq_len and batch are at least 1": min(self.seq_len, self.batch) < 1,
+            "rank is a number from 0 to ranks - 1": not 0 <= self.rank < self.ranks,
+            "a run can only be followed with order='sequential': others need all of it": self.follow
+            and self.order != "sequential",
+        }
+        for problem, holds in problems.items():
+            if holds:
+                raise UsageError(message(f"a loader cannot be made so: {problem}", loader=self))
+
+
+def inputs_and_targets(windows: NDArray[T]) -> tuple[NDArray[T], NDArray[T]]:
+    """Return a batch as inputs and, for each, the token that follows it. Nothing is copied."""
+    return windows[:, :-1], windows[:, 1:]
+
+
+class _Served(Protocol):
+    """What is numbered and shuffled: windows, or documents packed into windows."""
+
+    total: int
+
+    def passed(self, windows: int) -> int: ...
+    def walk(
+        self, mark: Mark, share: Share, shuffle: Shuffle, *, whole: bool
+    ) -> Iterator[tuple[Mark, Any]]: ...
+    def read(self, places: Any) -> Tokens: ...

@@ -1,0 +1,198 @@
+"""Token shards as a loader opens them: of a run or of others, each checked before it is believed.
+
+A shard is known by what it says of itself: llm.c's magic number, numpy's, or,
+for headerless files, a name or a word from the caller. Looking at a shard reads
+its first bytes and its size; its tokens are mapped when they are first used.
+A compressed shard is one zstd frame of the same bytes, and is unpacked whole.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert.config import TokenType
+from fwconvert.errors import ShardError, message
+from fwconvert.shard import map_array, numpy_type
+
+Kind = Literal["llmc", "npy", "raw"]
+
+COMPRESSED = ".zst"
+# What nanoGPT calls its headerless files.
+RAW_NAMES = ("train.bin", "val.bin")
+
+_LLMC: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+_LLMC_BYTES = 1024
+_NPY_MAGIC = b"\x93NUMPY"
+# Enough for the header of any format.
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a shard before it is looked at; None: nothing."""
+
+    kind: Kind | None = None
+    token_type: TokenType | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A token shard whose header and size agree."""
+
+    path: Path
+    tokens: int
+    token_type: TokenType
+    # Where its tokens begin.
+    offset: int
+    # Its size unpacked.
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return self.path.name
+
+    def read(self) -> NDArray[Any]:
+        """Return its tokens: mapped, or unpacked into memory if the shard is compressed."""
+        kind = numpy_type(self.token_type)
+        if self.path.suffix != COMPRESSED:
+            # Slices of the plain type are made twice as fast as those of np.memmap.
+            tokens = np.asarray(map_array(self.path, kind, self.offset))
+        else:
+            tokens = np.frombuffer(_unpacked(self.path, self.bytes), kind, offset=self.offset)
+        if len(tokens) != self.tokens:
+            raise _refusal("a token shard has changed since it was looked at", self.path)
+        return tokens
+
+
+def look(path: Path, expected: Expected) -> TokenFile:
+    """Return what a shard says of itself; raise ShardError that names it if that cannot be."""
+    head, size, unpacked = _head(path)
+    found = _parsed(path, head, unpacked, expected)
+    width = numpy_type(found.token_type).itemsize
+    if found.offset + found.tokens * width != unpacked:
+        wrong = "a token shard has another size than its header says"
+        raise _refusal(wrong, path, tokens_in_header=f"{found.tokens:,}", bytes=f"{unpacked:,}")
+    if expected.bytes is not None and expected.bytes not in {size, unpacked}:
+        wrong = "a token shard has another size than the run manifest says"
+        raise _refusal(wrong, path, bytes=f"{size:,}", bytes_in_manifest=f"{expected.bytes:,}")
+    for what, wanted, there in (
+        ("tokens", expected.tokens, found.tokens),
+        ("token type", expected.token_type, found.token_type),
+    ):
+        if wanted is not None and wanted != there:
+            raise _refusal(
+                f"a token shard has another {what} than it should have", path, found=there, wanted=wanted
+            )
+    return found
+
+
+def _parsed(path: Path, head: bytes, size: int, expected: Expected) -> TokenFile:
+    kind = expected.kind or _kind(path, head)
+    if kind == "llmc":
+        return _llmc(path, head, size)
+    if kind == "npy":
+        return _npy(path, head, size)
+    token_type = expected.token_type or "uint16"
+    return TokenFile(path, size // numpy_type(token_type).itemsize, token_type, 0, size)
+
+
+def _kind(path: Path, head: bytes) -> Kind:
+    if head.startswith(_NPY_MAGIC):
+        return "npy"
+    if len(head) >= 8 and struct.unpack_from("<2i", head) in _LLMC:
+        return "llmc"
+    if path.name.removesuffix(COMPRESSED) in RAW_NAMES:
+        return "raw"
+    wrong = "this is not a token shard: neither llm.c's format nor numpy's"
+    raise _refusal(
+        wrong, path, "say raw='uint16' or raw='uint32' if it has no header", first_bytes=head[:12].hex(" ")
+    )
+
+
+def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
+    magic, version, tokens = struct.unpack_from("<3i", head.ljust(12, b"\0"))
+    if (magic, version) not in _LLMC or tokens < 0 or len(head) < _LLMC_BYTES:
+        wrong = "this is not a token shard in llm.c's format"
+        raise _refusal(wrong, path, first_bytes=head[:12].hex(" "))
+    return TokenFile(path, tokens, _LLMC[magic, version], _LLMC_BYTES, size)
+
+
+def _npy(path: Path, head: bytes, size: int) -> TokenFile:
+    file = BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, kind = read(file)
+    except ValueError as error:
+        raise _refusal("this is not a token shard in numpy's format", path, reason=error) from error
+    types: dict[str, TokenType] = {"<u2": "uint16", "<u4": "uint32"}
+    if len(shape) != 1 or kind.str not in types:
+        wrong = "this is not an array of uint16 or uint32 with one dimension"
+        raise _refusal(wrong, path, type=kind, shape=shape)
+    return TokenFile(path, int(shape[0]), types[kind.str], file.tell(), size)
+
+
+def _head(path: Path) -> tuple[bytes, int, int]:
+    """Return the first bytes of what a file holds, its size, and its size unpacked."""
+    mapped = np.asarray(map_array(path, np.dtype(np.uint8), 0))
+    if path.suffix != COMPRESSED:
+        return mapped[:_HEAD_BYTES].tobytes(), len(mapped), len(mapped)
+    import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
+
+    try:
+        unpacked = zstandard.frame_content_size(mapped[:64].tobytes())
+        with zstandard.ZstdDecompressor().stream_reader(mapped.data) as reader:
+            head = reader.read(_HEAD_BYTES)
+    except zstandard.ZstdError as error:
+        raise _refusal("a compressed token shard cannot be unpacked", path, reason=error) from error
+    if unpacked < 0:
+        raise _refusal("a compressed token shard does not say how large it is unpacked", path)
+    return head, len(mapped), unpacked
+
+
+def _unpacked(path: Path, size: int) -> bytes:
+    import zstandard  # noqa: PLC0415
+
+    try:
+        content = zstandard.ZstdDecompressor().decompress(path.read_bytes(), allow_extra_data=False)
+    except (zstandard.ZstdError, OSError) as error:
+        raise _refusal("a compressed token shard cannot be unpacked", path, reason=error) from error
+    if len(content) != size:
+        raise _refusal(
+            "a compressed token shard has another size than it says", path, bytes=f"{len(content):,}"
+        )
+    return content
+
+
+def _refusal(wrong: str, path: Path, *actions: str, **values: object) -> ShardError:
+    return ShardError(message(wrong, *actions, file=path, **values))
+
+
+class Kept(dict[int, NDArray[Any]]):
+    """An array for each shard, made when it is asked for; the oldest goes when there are too many."""
+
+    def __init__(self, make: Callable[[int], NDArray[Any]], most: int) -> None:
+        super().__init__()
+        self._make = make
+        self._most = most
+
+    def __missing__(self, shard: int) -> NDArray[Any]:
+        if len(self) >= self._most:
+            del self[next(iter(self))]
+        self[shard] = made = self._make(shard)
+        return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Callable[[int], NDArray[Any]], int]]:
+        # A mapped array would be pickled as a copy of the whole file.
+        return type(self), (self._make, self._most)

@@ -1,0 +1,228 @@
+"""Which token shards a loader serves: those of a run, by its manifest, or those in a folder of others.
+
+All of them are looked at before the first token is served, so that a missing or
+damaged shard is found now and not in three days.
+"""
+
+import glob
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fwconvert import formats, names, records, run_manifest
+from fwconvert.config import TokenType, is_safe
+from fwconvert.errors import ManifestError, ShardError, UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.loader_files import COMPRESSED, Expected, Kind, TokenFile, look
+from fwconvert.names import Split
+from fwconvert.receipt import ShardLine
+from fwconvert.run_manifest import RunManifest
+from fwconvert.shard import numpy_type
+
+_SUFFIXES = (".bin", ".npy")
+
+# Linux allows a process 65,530 mapped files; a shard and its index are two.
+_MOST_MAPPED = 16_384
+# A shard of 100M tokens is 200 MB unpacked.
+_MOST_UNPACKED = 4
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which shards."""
+
+    path: str | Path
+    split: Split = "train"
+    # The type of the tokens in headerless files that their names do not show to be such.
+    raw: TokenType | None = None
+    # Whether an unfinished run will do: what is there now, or what comes.
+    partial: bool = False
+    follow: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder, should it be a run's."""
+        return RunFolder(Path(self.path))
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run's folder. One that is to be followed may have no run manifest yet."""
+        return self.folder.manifest.is_file() or (self.follow and self.folder.private.is_dir())
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The token shards of one split in the order of their names."""
+
+    token_type: TokenType
+    files: tuple[TokenFile, ...]
+    # The same in the run manifest; empty for the shards of others.
+    lines: tuple[ShardLine, ...]
+    # Whether no more will come.
+    complete: bool
+    # Of a run that is whole, or will be: its recipe, which decides all its shards.
+    recipe_id: str
+    # What tells this set of shards from others.
+    fingerprint: str
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return sum(file.tokens for file in self.files)
+
+    @property
+    def type(self) -> np.dtype[Any]:
+        """The type of a token."""
+        return numpy_type(self.token_type)
+
+    @property
+    def most_open(self) -> int:
+        """How many of them may be open at a time."""
+        packed = any(file.path.suffix == COMPRESSED for file in self.files)
+        return _MOST_UNPACKED if packed else _MOST_MAPPED
+
+
+def find(wanted: Wanted) -> Shards:
+    """Return the shards, each looked at; raise UsageError if there are none, ShardError if one is wrong."""
+    if wanted.is_run:
+        return of_run(wanted)
+    if wanted.follow:
+        raise UsageError(
+            message("this is not the folder of a run, so it cannot be followed", folder=wanted.path)
+        )
+    files = tuple(look(path, Expected("raw" if wanted.raw else None, wanted.raw)) for path in _paths(wanted))
+    _refuse_a_mixture(files)
+    told = [[file.name, file.tokens, file.token_type] for file in files]
+    return Shards(files[0].token_type, files, (), complete=True, recipe_id="", fingerprint=_short(told))
+
+
+def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
+    """Return the shards of a run as of now; those that are `known` already are not looked at again."""
+    manifest = run_manifest.read(wanted.folder)
+    complete = manifest.headline.complete
+    if not (complete or wanted.partial or wanted.follow):
+        raise UsageError(
+            message(
+                "this run is not complete",
+                "run its command again, or",
+                "follow=True to be served what is there and wait for the rest, or",
+                "partial=True to do with what is there now",
+                folder=wanted.path,
+                jobs_done=f"{manifest.headline.jobs_done:,} of {manifest.headline.jobs:,}",
+            )
+        )
+    lines = _ready(manifest, wanted)
+    before = known.lines if known else ()
+    if known and before[: len(lines)] == lines and not complete:
+        return known  # Nothing new; or a shard was damaged, and is made again.
+    if lines[: len(before)] != before:
+        raise ShardError(message("the shards of this run are no longer those it had", folder=wanted.path))
+    if complete and not lines:
+        raise UsageError(message(f"this run has no {wanted.split} shard", folder=wanted.path))
+    files = (*(known.files if known else ()), *_files(manifest, wanted, lines[len(before) :]))
+    told = [[line.name, line.tokens, line.sha256] for line in lines]
+    return Shards(
+        manifest.rules.token_type,
+        files,
+        lines,
+        complete=complete or not wanted.follow,
+        recipe_id=manifest.recipe_id if complete or wanted.follow else "",
+        fingerprint=_short(told),
+    )
+
+
+def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
+    """Return the lines of the split that can be served: all, or the beginning that will not change.
+
+    While a run goes on that is what comes before the first source that is not
+    done. Its joined shards appear at its end.
+    """
+    chosen = [line for line in manifest.shards if line.split == wanted.split]
+    ordered = tuple(sorted(chosen, key=lambda line: line.name))
+    if manifest.headline.complete or not wanted.follow:
+        return ordered
+    if manifest.rules.layout == "contiguous":
+        return ()
+    done = {job.path for job in manifest.jobs}
+    missing = next((at for at, file in enumerate(manifest.sources) if file.path not in done), None)
+    first_missing = len(manifest.sources) if missing is None else missing
+    border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
+    ready = tuple(line for line in ordered if line.name < border)
+    return _without_the_last(ready) if manifest.rules.last == "merge" else ready
+
+
+def _without_the_last(lines: tuple[ShardLine, ...]) -> tuple[ShardLine, ...]:
+    """Return the lines before that of the last shard that a job has made, which the join may take in."""
+    # A block number that has more digits than planned is larger, but sorts before others.
+    last = max((line.name for line in lines), key=_source_and_block, default="")
+    return tuple(line for line in lines if line.name < last)
+
+
+def _source_and_block(name: str) -> tuple[str, int, str]:
+    return name.rpartition("_")[0], len(name), name
+
+
+def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) -> list[TokenFile]:
+    rules = manifest.rules
+    kind = _kind(rules.format)
+    found = []
+    for line in lines:
+        if not is_safe(line.name) or "/" in line.name:
+            raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
+        path = wanted.folder.shard(line.name)
+        packed = path.with_name(path.name + COMPRESSED)
+        expected = Expected(kind, rules.token_type, line.tokens, line.bytes)
+        found.append(look(packed if packed.is_file() and not path.exists() else path, expected))
+    return found
+
+
+def _kind(format_name: str) -> Kind:
+    """Return how to read a format of a run. Those whose token shards have no header are all alike."""
+    known = formats.find(format_name).name
+    return known if known in {"llmc", "npy"} else "raw"
+
+
+def _paths(wanted: Wanted) -> list[Path]:
+    """Return the shards of others: those of the split in a folder, or all that a pattern names."""
+    given = Path(wanted.path)
+    if given.is_dir():
+        found = [path for path in given.iterdir() if path.is_file() and _is_of(wanted.split, path.name)]
+    else:
+        found = [Path(path) for path in glob.glob(str(wanted.path))]  # noqa: PTH207  # may be absolute
+    there = {path.name for path in found}
+    chosen = [path for path in found if path.name.removesuffix(COMPRESSED) not in there - {path.name}]
+    if not chosen:
+        raise UsageError(
+            message(
+                f"there is no token shard with '{wanted.split}' in its name"
+                if given.is_dir()
+                else "there is no such file or folder",
+                "name a run's folder, a folder of .bin or .npy shards, or a pattern: 'some/*_train_*.bin'",
+                given=wanted.path,
+            )
+        )
+    return sorted(chosen, key=lambda path: path.name)
+
+
+def _is_of(split: Split, name: str) -> bool:
+    suffixed = name.removesuffix(COMPRESSED).endswith(_SUFFIXES) and not name.startswith(".")
+    return suffixed and re.search(rf"(?<![a-z]){split}(?![a-z])", name.lower()) is not None
+
+
+def _refuse_a_mixture(files: Sequence[TokenFile]) -> None:
+    for file in files:
+        if file.token_type != files[0].token_type:
+            raise ShardError(
+                message(
+                    "token shards of different types cannot be served together",
+                    **{files[0].token_type: files[0].path, file.token_type: file.path},
+                )
+            )
+
+
+def _short(told: object) -> str:
+    return records.digest(told)[:16]

@@ -1,0 +1,435 @@
+"""Every window exactly once, in one order, whoever is served: against lists that a child could check."""
+
+import json
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import corpus
+import numpy as np
+import pytest
+import runner
+from examples import unhurried
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_oracle import documents, packed, shuffled, told, windows, write
+
+from fwconvert import loader_documents, loader_windows
+from fwconvert.errors import UsageError
+from fwconvert.loader import Loader, inputs_and_targets
+
+LENGTHS = (100, 0, 33, 1, 8, 257)
+SEQ_LEN = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of somebody else's shards: 12 + 0 + 4 + 0 + 0 + 32 windows."""
+    return write(tmp_path_factory.mktemp("shards"), told(LENGTHS))
+
+
+def wanted(order: str, seed: int = 0, epoch: int = 0) -> list[list[int]]:
+    found = windows(told(LENGTHS), SEQ_LEN)
+    assert len(found) == 48
+    return found if order == "sequential" else shuffled(found, seed, epoch)
+
+
+def rows(batches: Iterable[Any]) -> list[list[int]]:
+    return [row for batch in batches for row in batch.tolist()]
+
+
+def step_by_step(loaders: Sequence[Loader]) -> Iterator[list[list[int]]]:
+    """Yield what all ranks are served in each step, in the order of the ranks."""
+    for batches in zip(*loaders, strict=True):
+        yield rows(batches)
+
+
+def on_ranks(path: Path, ranks: int, **choices: Any) -> list[Loader]:
+    return [Loader(path, seq_len=SEQ_LEN, rank=rank, ranks=ranks, **choices) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_one_rank_is_served_all_windows_in_order(folder: Path, order: str) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, batch=7, order=order, seed=5)  # type: ignore[arg-type]
+
+    batches = list(loader)
+
+    assert rows(batches) == wanted(order, seed=5)
+    assert [len(batch) for batch in batches] == [7] * 6 + [6]
+    assert len(loader) == 7
+    assert {batch.dtype for batch in batches} == {np.dtype(np.uint16)}
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 48, 100])
+def test_all_ranks_together_are_served_the_order_of_one(
+    folder: Path, order: str, ranks: int, batch: int
+) -> None:
+    loaders = on_ranks(folder, ranks, batch=batch, order=order)
+    steps = list(step_by_step(loaders))
+
+    assert [row for step in steps for row in step] == wanted(order)
+    assert {len(step) for step in steps[:-1]} <= {batch * ranks}
+    assert {len(loader) for loader in loaders} == {len(steps)}
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 7, 50])
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_it_does_not_matter_how_many_windows_are_found_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, order: Any, ahead: int
+) -> None:
+    monkeypatch.setattr(loader_windows, "_AHEAD", ahead)
+
+    for batch in (1, 2, 5):
+        assert rows(Loader(folder, seq_len=SEQ_LEN, batch=batch, order=order)) == wanted(order)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_short_last_step_is_dealt_out_evenly(folder: Path, ranks: int) -> None:
+    lasts = [len(list(loader)[-1]) for loader in on_ranks(folder, ranks, batch=7)]
+
+    assert max(lasts) - min(lasts) <= 1
+    assert sum(lasts) == (48 % (7 * ranks))
+
+
+@pytest.mark.parametrize(("ranks", "batch", "dropped"), [(1, 7, 6), (5, 3, 3), (2, 8, 0), (7, 7, 48)])
+def test_drop_last_drops_the_windows_that_it_says(folder: Path, ranks: int, batch: int, dropped: int) -> None:
+    loaders = on_ranks(folder, ranks, batch=batch, drop_last=True)
+    served = [row for step in step_by_step(loaders) for row in step]
+
+    assert [loader.dropped for loader in loaders] == [dropped] * ranks
+    assert served == wanted("shuffled")[: 48 - dropped]
+    assert len(loaders[0]) == (48 - dropped) // (ranks * batch)
+    # Each dropped window is seq_len tokens more than are served; what fills no window was never to be.
+    assert loaders[0].passed == sum(LENGTHS) - 48 * SEQ_LEN - 3 + dropped * SEQ_LEN
+
+
+@given(
+    seed=st.integers(0, 3),
+    order=st.sampled_from(["sequential", "shuffled"]),
+    changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 4)), min_size=1),
+)
+@settings(unhurried, max_examples=60)
+def test_ranks_and_batches_may_change_at_any_step(
+    folder: Path, seed: int, order: str, changes: list[tuple[int, int, int]]
+) -> None:
+    served: list[list[int]] = []
+    state = None
+    for ranks, batch, most in changes:
+        loaders = on_ranks(folder, ranks, batch=batch, order=order, seed=seed)
+        for loader in loaders:
+            if state is not None:
+                loader.resume(json.loads(json.dumps(state)))
+        for _, step in zip(range(most), step_by_step(loaders), strict=False):
+            served += step
+        states = [loader.state() for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+
+    epochs = [row for epoch in range(len(served) // 48 + 1) for row in wanted(order, seed, epoch)]
+    assert served == epochs[: len(served)]
+
+
+def test_the_rest_is_the_rest_at_every_step(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, batch=5)
+    states = [loader.state(), *(loader.state() for _ in loader)]
+
+    for at, state in enumerate(states):
+        rest = Loader(folder, seq_len=SEQ_LEN, batch=3).resume(state)
+        assert rows(list(rest)) == wanted("shuffled")[5 * at :]
+
+
+def test_the_next_loop_is_the_next_epoch(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, seed=2)
+
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        assert rows(loader) == wanted("shuffled", 2, epoch)
+    again = Loader(folder, seq_len=SEQ_LEN, seed=2).resume(loader.state())
+    assert rows(again) == wanted("shuffled", 2, 3)
+
+
+def test_a_state_of_the_last_batch_gives_nothing_and_then_the_next_epoch(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+    state = [loader.state() for _ in loader][-1]
+    resumed = Loader(folder, seq_len=SEQ_LEN).resume(state)
+
+    assert (resumed.epoch, list(resumed)) == (0, [])
+    assert (resumed.epoch, rows(resumed)) == (1, wanted("shuffled", 0, 1))
+
+
+def test_a_loop_that_was_left_goes_on_where_it_was(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, batch=4)
+    first = next(iter(loader))
+
+    assert rows([first]) + rows(loader) == wanted("shuffled")
+
+
+def test_skipping_is_reading_without_looking(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, batch=4)
+    loader.skip(5)
+
+    assert rows(loader) == wanted("shuffled")[20:]
+
+
+def test_set_epoch_goes_to_another_epoch_but_stays_in_the_same(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, batch=4)
+    loader.skip(3)
+    loader.set_epoch(0)
+    assert loader.state()["windows"] == 12
+    loader.set_epoch(4)
+    assert rows(loader) == wanted("shuffled", 0, 4)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 20])
+def test_workers_that_take_turns_serve_the_order_of_one(folder: Path, lanes: int) -> None:
+    shares = [
+        [batch.tolist() for batch in Loader(folder, seq_len=SEQ_LEN, batch=5).steps(lane, lanes)]
+        for lane in range(lanes)
+    ]
+
+    turns = [shares[step % lanes][step // lanes] for step in range(10)]
+    assert [row for batch in turns for row in batch] == wanted("shuffled")
+
+
+def test_inputs_and_targets_are_views_of_the_window(folder: Path) -> None:
+    batch = next(iter(Loader(folder, seq_len=SEQ_LEN, order="sequential")))
+    x, y = inputs_and_targets(batch)
+
+    assert x[0].tolist() == [*range(8)]
+    assert y[0].tolist() == [*range(1, 9)]
+    assert np.shares_memory(x, batch)
+    assert np.shares_memory(y, batch)
+
+
+def test_a_batch_belongs_to_the_caller(folder: Path) -> None:
+    before = [path.read_bytes() for path in sorted(folder.iterdir())]
+    for batch in Loader(folder, seq_len=SEQ_LEN, order="sequential"):
+        np.add(batch, 1, out=batch)
+
+    assert [path.read_bytes() for path in sorted(folder.iterdir())] == before
+    assert rows(Loader(folder, seq_len=SEQ_LEN, order="sequential")) == wanted("sequential")
+
+
+def test_a_loader_is_pickled_without_the_tokens_and_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, told([100_000]))
+    loader = Loader(tmp_path, seq_len=99, batch=10)
+    first = next(iter(loader))
+    pickled = pickle.dumps(loader)
+
+    assert len(pickled) < 10_000
+    assert rows([first]) + rows(pickle.loads(pickled)) == shuffled(windows(told([100_000]), 99), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "name"),
+    [({"seq_len": 9}, "seq len"), ({"seed": 1}, "seed"), ({"order": "sequential"}, "order")],
+)
+def test_a_state_of_another_loader_is_refused(folder: Path, choices: dict[str, Any], name: str) -> None:
+    state = Loader(folder, **{"seq_len": SEQ_LEN, **choices}).state()
+
+    with pytest.raises(UsageError, match=f"other {name}"):
+        Loader(folder, seq_len=SEQ_LEN).resume(state)
+
+
+@pytest.mark.parametrize("change", ["longer", "renamed", "one more", "one less"])
+def test_a_state_of_other_shards_is_refused(tmp_path: Path, change: str) -> None:
+    shards = told([100, 100])
+    write(tmp_path / "then", shards)
+    now = {"longer": told([100, 101]), "one more": told([100, 100, 100]), "one less": told([100])}
+    write(tmp_path / "now", now.get(change, shards), split="train" if change != "renamed" else "train_new")
+    state = Loader(tmp_path / "then", seq_len=SEQ_LEN).state()
+
+    with pytest.raises(UsageError, match="other shards"):
+        Loader(tmp_path / "now", seq_len=SEQ_LEN).resume(state)
+    moved = (tmp_path / "then").rename(tmp_path / "elsewhere")
+    assert Loader(moved, seq_len=SEQ_LEN).resume(state).state() == state
+
+
+@pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}])
+def test_what_is_no_state_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+    state = {**loader.state(), **wrong} if wrong.keys() - {"order"} else wrong
+
+    with pytest.raises(UsageError, match="not the state of a loader"):
+        loader.resume(state)
+
+
+def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+
+    assert list(loader.resume({**loader.state(), "windows": 48})) == []
+    with pytest.raises(UsageError, match="behind the end"):
+        loader.resume({**loader.state(), "windows": 49})
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"seq_len": 0}, "at least 1"),
+        ({"batch": 0}, "at least 1"),
+        ({"rank": 2, "ranks": 2}, "rank is"),
+        ({"rank": -1}, "rank is"),
+        ({"order": "random"}, "order is none of"),
+        ({"split": "test"}, "split is"),
+        ({"follow": True}, "order='sequential'"),
+        ({"seq_len": 1000}, "too few tokens"),
+        ({"order": "documents"}, "order='shuffled'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(folder: Path, choices: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Loader(folder, **choices)
+
+
+def test_four_byte_tokens_are_served_as_such(tmp_path: Path) -> None:
+    shards = told([100_000, 200_000], width=4)
+    write(tmp_path, shards, width=4)
+    served = list(Loader(tmp_path, seq_len=1000, batch=13))
+
+    assert rows(served) == shuffled(windows(shards, 1000), 0, 0)
+    assert served[0].dtype == np.dtype(np.uint32)
+
+
+RUNS = [
+    ("independent", "before", "merge"),
+    ("independent", "after", "keep"),
+    ("contiguous", "before", "keep"),
+    ("contiguous", "after", "merge"),
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.varied(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=["-".join(run) for run in RUNS])
+def run(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a run's folder, and its documents as the oracle has them."""
+    layout, eot, last = request.param
+    out = tmp_path_factory.mktemp("run") / "out"
+    choices = {"shard_tokens": corpus.LONG_SHARD_TOKENS, "layout": layout, "eot": eot, "last": last}
+    assert runner.convert(source, out, tokenizer="bytes", val_tokens=0, **choices).complete
+    return out, documents(source, **choices)
+
+
+@pytest.mark.parametrize("seq_len", [1, 16, 100, 999, 3000])
+def test_documents_are_shuffled_and_packed(run: tuple[Path, list[list[int]]], seq_len: int) -> None:
+    out, told_documents = run
+    for epoch in range(2):
+        right = packed(shuffled(told_documents, 4, epoch), seq_len)
+        loader = Loader(out, order="documents", seq_len=seq_len, seed=4)
+        loader.set_epoch(epoch)
+        assert rows(loader) == right
+        total = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
+        assert loader.passed == total - len(right) * (seq_len + 1)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 7, 50])
+@pytest.mark.parametrize("seq_len", [1, 50, 999])
+def test_it_does_not_matter_how_many_documents_are_looked_up_at_a_time(
+    run: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch, ahead: int, seq_len: int
+) -> None:
+    monkeypatch.setattr(loader_documents, "_AHEAD", ahead)
+    out, told_documents = run
+
+    served = rows(Loader(out, order="documents", seq_len=seq_len))
+    assert served == packed(shuffled(told_documents, 0, 0), seq_len)
+
+
+def test_every_window_of_documents_begins_with_one(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    beginnings = {tuple(document[:4]) for document in told_documents}
+    for row in rows(Loader(out, order="documents", seq_len=50)):
+        assert any(tuple(row[: len(beginning)]) == beginning for beginning in beginnings)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch", [1, 4, 50])
+def test_all_ranks_walk_the_same_packing(run: tuple[Path, list[list[int]]], ranks: int, batch: int) -> None:
+    out, told_documents = run
+    loaders = on_ranks(out, ranks, order="documents", batch=batch)
+    served = [row for step in step_by_step(loaders) for row in step]
+
+    assert served == packed(shuffled(told_documents, 0, 0), SEQ_LEN)
+    assert len({json.dumps(loader.state()) for loader in loaders}) == 1
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=4
+    )
+)
+@settings(unhurried, max_examples=8)
+def test_document_order_can_be_resumed_by_other_ranks(
+    run: tuple[Path, list[list[int]]], changes: list[tuple[int, int, int]]
+) -> None:
+    out, told_documents = run
+    right = packed(shuffled(told_documents, 0, 0), 33)
+    served: list[list[int]] = []
+    state = Loader(out, seq_len=33, order="documents").state()
+    for ranks, batch, most in changes:
+        loaders = [
+            Loader(out, seq_len=33, order="documents", batch=batch, rank=rank, ranks=ranks).resume(state)
+            for rank in range(ranks)
+        ]
+        for _, step in zip(range(most), step_by_step(loaders), strict=False):
+            served += step
+        state = loaders[-1].state()
+        if state["epoch"]:
+            break
+
+    assert served == right[: len(served)]
+    assert rows(Loader(out, seq_len=33, order="documents").resume(state)) == (
+        right[len(served) :] if not state["epoch"] else packed(shuffled(told_documents, 0, 1), 33)
+    )
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_workers_that_take_turns_serve_the_documents_of_one(
+    run: tuple[Path, list[list[int]]], lanes: int
+) -> None:
+    out, told_documents = run
+    loaders = [Loader(out, seq_len=20, order="documents", batch=5) for _ in range(lanes)]
+    shares = [[batch.tolist() for batch in loader.steps(lane, lanes)] for lane, loader in enumerate(loaders)]
+
+    turns = [shares[step % lanes][step // lanes] for step in range(sum(map(len, shares)))]
+    assert [row for batch in turns for row in batch] == packed(shuffled(told_documents, 0, 0), 20)
+    assert len({json.dumps(loader.state()) for loader in loaders}) == 1
+
+
+def test_a_loader_of_documents_is_pickled_and_goes_on(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    loader = Loader(out, seq_len=20, order="documents")
+    first = next(iter(loader))
+
+    rest = rows(pickle.loads(pickle.dumps(loader)))
+    assert rows([first]) + rest == packed(shuffled(told_documents, 0, 0), 20)
+
+
+def test_a_step_that_documents_do_not_fill_is_dropped_and_counted(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    right = packed(shuffled(told_documents, 0, 0), 64)
+    loader = Loader(out, seq_len=64, order="documents", batch=9, drop_last=True)
+    served = rows(loader)
+
+    assert served == right[: len(right) // 9 * 9]
+    assert loader.dropped is None
+    total = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
+    assert loader.passed == total - len(served) * 65
+
+
+def test_how_many_steps_documents_give_is_not_known_beforehand(run: tuple[Path, list[list[int]]]) -> None:
+    with pytest.raises(TypeError, match="documents"):
+        len(Loader(run[0], order="documents"))
+
+
+def test_sequential_windows_of_a_run_are_those_of_its_files(run: tuple[Path, list[list[int]]]) -> None:
+    out = run[0]
+    files = sorted(out.glob("*_train_*.bin"))
+    shards = [np.fromfile(path, "<u2", offset=1024).tolist() for path in files]
+
+    assert rows(Loader(out, seq_len=31, order="sequential")) == windows(shards, 31)

@@ -1,0 +1,309 @@
+"""Which shards a loader serves: those of a run, by its manifest, or those of others, by their names."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpus
+import numpy as np
+import pytest
+import runner
+import zstandard
+from loader_oracle import documents, llmc, packed, shuffled, told, windows, write
+
+from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError
+from fwconvert.loader import Loader
+from fwconvert.loader_shards import Wanted, find
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a complete run with validation."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = corpus.equal_sources(folder / "source", files=3, rows=30)
+    assert runner.convert(source, folder / "out", tokenizer="bytes", shard_tokens=2000).complete
+    return folder / "out"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """Return a run that may be spoilt."""
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def change_manifest(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    change(manifest)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+def names(path: str | Path, **choices: Any) -> list[str]:
+    return [file.name for file in find(Wanted(path, **choices)).files]
+
+
+def rows(loader: Loader) -> list[list[int]]:
+    return [row for batch in loader for row in batch.tolist()]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_run_s_shards_are_those_of_the_split_in_order(finished: Path, split: Any) -> None:
+    there = sorted(path.name for path in finished.glob(f"*_{split}_*.bin"))
+
+    assert names(finished, split=split) == there
+    assert len(there) == 1 if split == "val" else len(there) > 5
+
+
+def test_what_the_manifest_does_not_name_is_not_served(run: Path) -> None:
+    there = names(run)
+    (run / "edu_fineweb_train_99999_000.bin").write_bytes(llmc([1, 2, 3]))
+
+    assert names(run) == there
+
+
+SPOILT: dict[str, Callable[[Path], int | None]] = {
+    "missing": lambda path: path.unlink(),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0\0"),
+    "another magic": lambda path: path.write_bytes(b"\0" + path.read_bytes()[1:]),
+    "fewer tokens": lambda path: path.write_bytes(llmc([1, 2, 3])),
+    "tokens of 4 bytes": lambda path: path.write_bytes(llmc([1] * 2000, 4)),
+    "a folder": lambda path: path.rename(path.with_suffix(".gone")).parent.joinpath(path.name).mkdir(),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_shard_that_is_not_right_is_found_before_anything_is_served(run: Path, spoil: str) -> None:
+    path = sorted(run.glob("*_train_*.bin"))[5]
+    SPOILT[spoil](path)
+
+    with pytest.raises(ShardError, match=path.name):
+        Loader(run, seq_len=64)
+
+
+@pytest.mark.parametrize(("key", "value"), [("tokens", 1999), ("bytes", 5025)])
+def test_a_shard_that_its_line_describes_wrongly_is_refused(run: Path, key: str, value: int) -> None:
+    change_manifest(run, lambda manifest: manifest["shards"][4].update({key: value}))
+    name = json.loads((run / "manifest.json").read_text())["shards"][4]["name"]
+
+    with pytest.raises(ShardError, match=name):
+        Loader(run, seq_len=64)
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/passwd", "index/x.bin", ""])
+def test_a_line_cannot_lead_elsewhere(run: Path, name: str) -> None:
+    change_manifest(run, lambda manifest: manifest["shards"][4].update({"name": name}))
+
+    with pytest.raises(ManifestError, match="no token shard"):
+        Loader(run, seq_len=64)
+
+
+def test_a_format_of_a_later_version_is_refused(run: Path) -> None:
+    change_manifest(run, lambda manifest: manifest["rules"].update({"format": "wonderful"}))
+
+    with pytest.raises(ManifestError, match="wonderful"):
+        Loader(run, seq_len=64)
+
+
+INDEXES: dict[str, Callable[[Path], int | None]] = {
+    "missing": lambda path: path.unlink(),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(8)),
+    "not rising": lambda path: path.write_bytes(path.read_bytes()[8:] + bytes(8)),
+    "beyond the end": lambda path: path.write_bytes(path.read_bytes()[:-8] + b"\xd0\x07\0\0" + bytes(4)),
+}
+
+
+@pytest.mark.parametrize("spoil", INDEXES)
+def test_a_document_index_that_is_not_right_is_refused_by_name(run: Path, spoil: str) -> None:
+    path = sorted(run.glob("index/*_train_*.docs"))[3]
+    INDEXES[spoil](path)
+
+    with pytest.raises(ShardError, match=path.name):
+        rows(Loader(run, seq_len=64, order="documents"))
+
+
+def unfinished(run: Path) -> None:
+    """Make the run look as if the second of its sources failed."""
+
+    def undo(manifest: dict[str, Any]) -> None:
+        manifest["headline"]["complete"] = False
+        del manifest["jobs"][1]
+        manifest["shards"] = [
+            line
+            for line in manifest["shards"]
+            if "_00001_" not in line["name"] and "_00003_" not in line["name"]
+        ]
+
+    change_manifest(run, undo)
+
+
+def test_an_unfinished_run_is_refused_unless_that_is_wanted(run: Path) -> None:
+    unfinished(run)
+
+    with pytest.raises(UsageError, match=r"(?s)not complete.*partial=True"):
+        Loader(run, seq_len=64)
+    assert {name.split("_")[3] for name in names(run, partial=True)} == {"00000", "00002"}
+    assert {name.split("_")[3] for name in names(run, follow=True)} == {"00000"}
+
+
+def test_a_state_of_a_part_of_a_run_does_not_fit_the_whole(run: Path, finished: Path) -> None:
+    unfinished(run)
+    for order in ("sequential", "shuffled", "documents"):
+        state = Loader(run, seq_len=64, partial=True, order=order).state()
+        with pytest.raises(UsageError, match="other shards"):
+            Loader(finished, seq_len=64, order=order).resume(state)
+
+
+def test_a_follower_waits_for_where_its_state_was_taken(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential"}
+    loader = Loader(finished, **choices)
+    loader.skip(len(loader) - 1)
+    unfinished(run)
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03).resume(loader.state())
+
+    with pytest.raises(NotReady):
+        next(iter(follower))
+    shutil.copy(finished / "manifest.json", run)
+    assert rows(follower) == rows(loader) != []
+
+
+def test_a_follower_does_not_mind_that_a_job_is_done_again(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential"}
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+    change_manifest(run, lambda manifest: manifest["headline"].update({"complete": False}))
+    waiting = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+    served: list[Any] = []
+    unfinished(run)
+    with pytest.raises(NotReady):
+        served.extend(batch.tolist() for batch in waiting)
+    shutil.copy(finished / "manifest.json", run)
+    served.extend(batch.tolist() for batch in waiting)
+
+    assert [row for batch in served for row in batch] == rows(follower) == rows(Loader(finished, **choices))
+
+
+def test_a_follower_notices_that_the_shards_are_others(run: Path) -> None:
+    change_manifest(run, lambda manifest: manifest["headline"].update({"complete": False}))
+    follower = Loader(run, seq_len=64, order="sequential", follow=True, poll=0.01, timeout=0.03)
+    change_manifest(run, lambda manifest: manifest["shards"][3].update({"sha256": "0" * 64}))
+
+    with pytest.raises(ShardError, match="no longer"):
+        rows(follower)
+
+
+def test_an_index_of_long_entries_is_read_too(run: Path, finished: Path) -> None:
+    # As a file needs that may have more than 2**32 tokens: uint64 start, uint32 row.
+    for path in run.glob("index/*.docs"):
+        entries = np.fromfile(path, [("start", "<u4"), ("row", "<u4")])
+        path.write_bytes(entries.astype([("start", "<u8"), ("row", "<u4")]).tobytes())
+
+    choices: dict[str, Any] = {"seq_len": 64, "order": "documents"}
+    assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
+
+
+def test_a_state_of_one_split_does_not_fit_the_other(finished: Path) -> None:
+    for order in ("sequential", "shuffled"):
+        state = Loader(finished, seq_len=64, split="val", order=order).state()
+        with pytest.raises(UsageError, match="other shards"):
+            Loader(finished, seq_len=64, order=order).resume(state)
+
+
+def test_compressed_shards_of_a_run_are_served_as_the_others(run: Path, finished: Path) -> None:
+    for path in run.glob("*.bin"):
+        packed = zstandard.ZstdCompressor().compress(path.read_bytes())
+        path.with_name(path.name + ".zst").write_bytes(packed)
+        path.unlink()
+
+    for order in ("sequential", "shuffled", "documents"):
+        choices: dict[str, Any] = {"seq_len": 64, "order": order}
+        assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
+
+
+@pytest.mark.parametrize("kind", ["npy", "raw", "megatron", "datatrove"])
+@pytest.mark.parametrize("eot", ["before", "after"])
+def test_runs_of_every_format_are_served(tmp_path: Path, kind: str, eot: str) -> None:
+    source = corpus.varied(tmp_path / "source")
+    choices: dict[str, Any] = {} if kind == "raw" else {"shard_tokens": 1000, "last": "keep"}
+    choices |= {"tokenizer": "bytes", "val_tokens": 0, "eot": eot}
+    assert runner.convert(source, tmp_path / "out", format=kind, **choices).complete
+    out = tmp_path / "out"
+    paths = sorted(path for path in out.iterdir() if path.suffix in {".npy", ".bin", ".ds"})
+    shards = [np.load(path) if kind == "npy" else np.fromfile(path, "<u2") for path in paths]
+    size, layout = (10**9, "contiguous") if kind == "raw" else (1000, "independent")
+    right = documents(source, shard_tokens=size, layout=layout, eot=eot, last="keep")
+
+    assert rows(Loader(out, seq_len=50, order="sequential")) == windows([s.tolist() for s in shards], 50)
+    assert rows(Loader(out, seq_len=50, order="documents")) == packed(shuffled(right, 0, 0), 50)
+
+
+def test_folders_of_others_are_served_by_their_names(tmp_path: Path) -> None:
+    shards = told([100, 50])
+    write(tmp_path, shards)
+    write(tmp_path, told([70]), split="val")
+    (tmp_path / "notes.txt").write_text("train")
+    (tmp_path / "interval_training.bin").write_bytes(b"no shard")
+    (tmp_path / ".fineweb_train_000009.bin").write_bytes(b"half a shard")
+    (tmp_path / "train").mkdir()
+
+    assert names(tmp_path) == ["fineweb_train_000001.bin", "fineweb_train_000002.bin"]
+    assert names(tmp_path, split="val") == ["fineweb_val_000001.bin"]
+    assert rows(Loader(tmp_path, seq_len=9, order="sequential")) == windows(shards, 9)
+
+
+def test_numpy_files_and_nanogpt_s_are_served_too(tmp_path: Path) -> None:
+    shards = told([100, 50])
+    (tmp_path / "npy").mkdir()
+    (tmp_path / "raw").mkdir()
+    for number, tokens in enumerate(shards, 1):
+        np.save(tmp_path / "npy" / f"edufineweb_train_{number:06d}.npy", np.array(tokens, np.uint16))
+    np.array(shards[0], "<u2").tofile(tmp_path / "raw/train.bin")
+    np.array(shards[1], "<u2").tofile(tmp_path / "raw/val.bin")
+
+    assert rows(Loader(tmp_path / "npy", seq_len=9, order="sequential")) == windows(shards, 9)
+    for split, tokens in zip(("train", "val"), shards, strict=True):
+        loader = Loader(tmp_path / "raw", seq_len=9, order="sequential", split=split)  # type: ignore[arg-type]
+        assert rows(loader) == windows([tokens], 9)
+
+
+def test_a_pattern_or_a_file_is_served_as_it_is_named(tmp_path: Path) -> None:
+    write(tmp_path, told([100, 50, 30]))
+
+    assert len(names(f"{tmp_path}/fineweb_*_00000[12].bin")) == 2
+    assert names(tmp_path / "fineweb_train_000003.bin") == ["fineweb_train_000003.bin"]
+
+
+def test_a_shard_that_is_there_twice_is_served_once(tmp_path: Path) -> None:
+    write(tmp_path, told([100]))
+    path = tmp_path / "fineweb_train_000001.bin"
+    path.with_name(path.name + ".zst").write_bytes(zstandard.ZstdCompressor().compress(path.read_bytes()))
+
+    assert names(tmp_path) == [path.name]
+    path.unlink()
+    assert names(tmp_path) == [f"{path.name}.zst"]
+
+
+def test_shards_of_different_types_are_not_mixed(tmp_path: Path) -> None:
+    write(tmp_path, told([100, 50]))
+    (tmp_path / "fineweb_train_000002.bin").write_bytes(llmc([1] * 50, 4))
+
+    with pytest.raises(ShardError, match=r"fineweb_train_000002\.bin"):
+        find(Wanted(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["nowhere", "some/*.bin", "."])
+def test_nothing_to_serve_is_the_caller_s_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match=r"(?s)there is no .*a run's folder"):
+        find(Wanted(path))
+
+
+def test_only_a_run_can_be_followed(tmp_path: Path) -> None:
+    write(tmp_path, told([100]))
+
+    with pytest.raises(UsageError, match="cannot be followed"):
+        Loader(tmp_path, seq_len=9, order="sequential", follow=True)
