@@ -231,6 +231,9 @@ def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> No
     add("--last", choices=("merge", "keep", "drop"),
         help="tokens that fill no last shard: merge with the one before, keep or drop "
         f"(default: {same if changes else 'merge'})")  # fmt: skip
+    add("--compress", choices=("none", "zstd"), default=None if changes else "none",
+        help="zstd: shards to be shipped, not mapped (llmc, npy, raw) "
+        f"(default: {same if changes else 'none'})")  # fmt: skip
     add("--name", metavar="PREFIX",
         help=f"how file names begin (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 

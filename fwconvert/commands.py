@@ -233,6 +233,7 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             val_tokens=args.val_tokens,
             layout=args.layout,
             last=args.last,
+            compress=args.compress,
             name=args.name,
             min_score=args.min_score,
             min_int_score=args.min_int_score,

@@ -121,6 +121,8 @@ class Rules(Part, frozen=True, omit_defaults=True):
     name: str
     block_digits: int
     last: Last = "keep"
+    # What decides the bytes of compressed shards: "zstd 1.5.7, level 3".
+    compress: str | None = None
     # Which rows are documents; all of the conditions must hold.
     min_score: float | None = None
     min_int_score: int | None = None
@@ -143,6 +145,11 @@ class Rules(Part, frozen=True, omit_defaults=True):
     def token_bytes(self) -> int:
         """How many bytes a token takes."""
         return 2 if self.token_type == "uint16" else 4
+
+    @property
+    def suffix(self) -> str:
+        """How the name of a token shard ends."""
+        return self.kind.suffix + (formats.ZIPPED if self.compress else "")
 
     @property
     def block_tokens(self) -> int:
@@ -259,8 +266,24 @@ def check_rules(rules: Rules) -> Rules:
     _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)
     if not 1 <= rules.block_digits <= 20:
         raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
+    _check_compression(rules)
     _check_choice(rules)
     return rules
+
+
+def _check_compression(rules: Rules) -> None:
+    if rules.compress is None:
+        return
+    if not rules.kind.zips:
+        raise UsageError(
+            message(
+                f"{rules.kind.trainer} cannot read compressed token shards, nor can fwconvert",
+                "leave --compress out, or choose --format llmc, npy or raw",
+                format=rules.format,
+            )
+        )
+    if not re.fullmatch(r"zstd [0-9]{1,3}(\.[0-9]{1,3}){2}, level [0-9]{1,2}", rules.compress):
+        raise UsageError(message("this is no known way to compress", given=ascii(rules.compress)))
 
 
 def _check_count(flag: str, tokens: int, least: int, most: int, limit: str) -> None:

@@ -46,6 +46,7 @@ class Changes:
     val_tokens: int | None = None
     layout: Layout | None = None
     last: Last | None = None
+    compress: request.Compression | None = None
     name: str | None = None
     format: str | None = None
 
@@ -90,6 +91,8 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     given = {name: value for name, value in given.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
+    if "compress" in given:
+        given["compress"] = request.method(given["compress"])
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
@@ -103,9 +106,10 @@ def _of_format(recipe: Recipe, kind: Format) -> dict[str, Any]:
     old = recipe.rules.kind
     if kind is old:
         return {}
+    rules: dict[str, Any] = {"eot": kind.eot} | ({} if kind.zips else {"compress": "none"})
     if kind.is_one_stream == old.is_one_stream:
-        return {"eot": kind.eot}
-    return {"eot": kind.eot, **request.shape(kind, demo=recipe.source.dataset == "demo")}
+        return rules
+    return rules | request.shape(kind, demo=recipe.source.dataset == "demo")
 
 
 def _refuse_unfinished(run: RunReader) -> None:

@@ -18,6 +18,10 @@ FormatName = Literal["llmc", "npy", "raw", "megatron", "datatrove"]
 _LLMC_KINDS = {2: (20240520, 1), 4: (20240801, 7)}
 _LLMC_BYTES = 1024
 
+# What a compressed token shard has behind its suffix. Higher levels are slower and gain little on tokens.
+ZIPPED = ".zst"
+ZIP_LEVEL = 3
+
 # Room for 21 digits of the length and lines of 64 bytes: the same size for every length.
 _NPY_BYTES = 128
 
@@ -56,6 +60,8 @@ class Format:
     is_one_stream: bool = False
     # The start of a document in the document index.
     index_start: Literal["<u4", "<u8"] = "<u4"
+    # Whether its shards may be compressed, for shipping.
+    zips: bool = False
     # What the loader looks for anywhere in a file name, so that --name must not contain it.
     reserved: tuple[str, ...] = ()
 
@@ -156,6 +162,7 @@ LLMC = Format(
     most_bytes=2**31 - 1,
     limit="a token shard must stay below 2 GiB for llm.c",
     header=Header(_LLMC_BYTES, _llmc_header, _llmc_tokens),
+    zips=True,
 )
 NPY = Format(
     name="npy",
@@ -166,6 +173,7 @@ NPY = Format(
     limit="a document index has 4 bytes for the start of a document",
     header=Header(_NPY_BYTES, _npy_header, _npy_tokens),
     reserved=("train", "val"),
+    zips=True,
 )
 RAW = Format(
     name="raw",
@@ -176,6 +184,7 @@ RAW = Format(
     limit="a file has fewer tokens than that",
     is_one_stream=True,
     index_start="<u8",
+    zips=True,
 )
 MEGATRON = Format(
     name="megatron",

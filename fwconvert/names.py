@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fwconvert.config import Recipe, Rules
+from fwconvert.formats import ZIPPED
 
 Split = Literal["val", "train"]
 
@@ -14,22 +15,23 @@ _INDEX_SUFFIX = ".docs"
 
 def job_shard(rules: Rules, split: Split, source_index: int, block: int) -> str:
     """Return the name of a token shard that a job makes (independent layout)."""
-    return f"{rules.name}_{split}_{source_index:05d}_{block:0{rules.block_digits}d}{rules.kind.suffix}"
+    return f"{rules.name}_{split}_{source_index:05d}_{block:0{rules.block_digits}d}{rules.suffix}"
 
 
 def joined_shard(recipe: Recipe, split: Split, number: int) -> str:
     """Return the name of a token shard that the join makes."""
     rules = recipe.rules
     if rules.kind.is_one_stream:
-        return f"{split}{rules.kind.suffix}"
+        return f"{split}{rules.suffix}"
     if rules.layout == "contiguous":
-        return f"{rules.name}_{split}_{number:06d}{rules.kind.suffix}"
+        return f"{rules.name}_{split}_{number:06d}{rules.suffix}"
     return job_shard(rules, split, len(recipe.source.files), number)
 
 
 def index(shard: str) -> str:
     """Return the name of the document index of a token shard, in the folder index/."""
-    return f"{shard.rpartition('.')[0] or shard}{_INDEX_SUFFIX}"
+    whole = shard.removesuffix(ZIPPED)
+    return f"{whole.rpartition('.')[0] or whole}{_INDEX_SUFFIX}"
 
 
 def sidecars(rules: Rules, shard: str) -> list[str]:
@@ -43,14 +45,13 @@ def is_shard(rules: Rules, file_name: str) -> bool:
     stem = "(val|train)"
     if not rules.kind.is_one_stream:
         stem = rf"{re.escape(rules.name)}_{stem}_[0-9]+(_[0-9]+)?"
-    return re.fullmatch(stem + re.escape(rules.kind.suffix), file_name) is not None
+    return re.fullmatch(stem + re.escape(rules.suffix), file_name) is not None
 
 
 def owner(rules: Rules, file_name: str) -> str | None:
     """Return the token shard that a file in the output folder looks like, or would stand beside."""
-    kind = rules.kind
-    for suffix in (kind.suffix, *kind.sidecars):
-        shard = file_name.removesuffix(suffix) + kind.suffix
+    for suffix in (rules.suffix, *rules.kind.sidecars):
+        shard = file_name.removesuffix(suffix) + rules.suffix
         if file_name.endswith(suffix) and is_shard(rules, shard):
             return shard
     return None
@@ -58,7 +59,7 @@ def owner(rules: Rules, file_name: str) -> str | None:
 
 def index_owner(rules: Rules, file_name: str) -> str | None:
     """Return the token shard whose document index a file in index/ looks like."""
-    shard = file_name.removesuffix(_INDEX_SUFFIX) + rules.kind.suffix
+    shard = file_name.removesuffix(_INDEX_SUFFIX) + rules.suffix
     return shard if file_name.endswith(_INDEX_SUFFIX) and is_shard(rules, shard) else None
 
 

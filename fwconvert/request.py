@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from fwconvert.formats import Format, FormatName
 DEMO_SHARD_TOKENS = 250_000
 NAME = "edu_fineweb"
 
+Compression = Literal["none", "zstd"]
+
 T = TypeVar("T")
 
 
@@ -44,6 +46,7 @@ class Request:
     val_tokens: int | None = None
     layout: Layout | None = None
     last: Last | None = None
+    compress: Compression = "none"
     name: str | None = None
     min_score: float | None = None
     min_int_score: int | None = None
@@ -103,6 +106,7 @@ def _rules(request: Request, manifest: SourceManifest) -> Rules:
         name=_chosen(request.name, usual["name"]),
         block_digits=1,
         last=_chosen(request.last, usual["last"]),
+        compress=method(request.compress),
         # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
         min_score=None if request.min_score is None else float(request.min_score) + 0.0,
         min_int_score=request.min_int_score,
@@ -120,6 +124,15 @@ def shape(kind: Format, *, demo: bool = False) -> dict[str, Any]:
         return {"shard_tokens": 0, "layout": "contiguous", "last": "keep", "name": ""}
     size = DEMO_SHARD_TOKENS if demo else SHARD_TOKENS
     return {"shard_tokens": size, "layout": "independent", "last": "merge", "name": NAME}
+
+
+def method(compress: Compression) -> str | None:
+    """Return what decides the bytes of compressed shards: zstd gives others in other versions."""
+    if compress == "none":
+        return None
+    import zstandard  # noqa: PLC0415  # only for those who ask for it
+
+    return f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}, level {formats.ZIP_LEVEL}"
 
 
 def _chosen(given: T | None, default: T) -> T:

@@ -7,10 +7,12 @@ reader.
 """
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +20,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import names
+from fwconvert import names, zipped
 from fwconvert.atomic import Output
 from fwconvert.config import Rules, TokenType
 from fwconvert.errors import ShardError, message
-from fwconvert.formats import LLMC, Format
+from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.pack import Piece
 from fwconvert.sidecars import Spans, sidecar_parts
 
@@ -60,8 +62,8 @@ class ShardWriter:
     have become, and its receipt says how many tokens it has.
     """
 
-    def __init__(self, folder: Path, label: str, rules: Rules, tokens: int) -> None:
-        self._folder, self._label, self._rules = folder, label, rules
+    def __init__(self, folder: Path, label: str, rules: Rules, tokens: int, threads: int = 1) -> None:
+        self._folder, self._label, self._rules, self._threads = folder, label, rules, threads
         self._type = numpy_type(rules.token_type)
         self._index_type = index_type(rules.kind) if tokens else tail_index_type(rules)
         self.tokens = 0
@@ -72,6 +74,8 @@ class ShardWriter:
             self.body.write(header(rules.token_type, tokens, rules.kind))
             unfinished.pop_all()
         self._sidecars: list[Output] = []
+        # What is published: the body itself, or the body compressed.
+        self.file = self.body
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +83,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for output in (self.body, self.index, *self._sidecars):
+        for output in (self.body, self.file, self.index, *self._sidecars):
             output.discard()
 
     def write(self, piece: Piece) -> None:
@@ -103,6 +107,8 @@ class ShardWriter:
         `firsts` are the positions at which the tokens of another source begin; the first is 0.
         """
         self.finish()
+        if self._rules.compress:
+            self._zip()
         kind = self._rules.kind
         if not kind.sidecars:
             return
@@ -115,6 +121,13 @@ class ShardWriter:
                 output.write(part)
             output.finish()
 
+    def _zip(self) -> None:
+        """Compress the finished body. Only whole shards are, because a frame tells its size first."""
+        self.file = Output(self._folder, self._label)
+        zipped.zip_file(self.body.temporary, self.file, self._threads)
+        self.file.finish()
+        self.body.discard()
+
     def sidecars(self, shard: str) -> Iterator[tuple[str, Output]]:
         """Yield the files that stand beside a complete token shard of that name, with their names."""
         return zip(names.sidecars(self._rules, shard), self._sidecars, strict=True)
@@ -125,15 +138,55 @@ class ShardWriter:
         if self._sidecars:  # A tail has none.
             for name, output in self.sidecars(shard.name):
                 output.publish(shard.with_name(name))
-        self.body.publish(shard)
+        self.file.publish(shard)
 
 
 def read_tokens(path: Path, token_type: TokenType, kind: Format = LLMC) -> NDArray[Any]:
     """Map the tokens of a token shard, after its header and its size have been checked."""
-    width = numpy_type(token_type).itemsize
+    if path.suffix == ZIPPED:
+        content = _unzipped(path, kind, numpy_type(token_type).itemsize)
+        _check_tokens(path, token_type, kind, content[: kind.header_bytes].tobytes(), len(content))
+        return content[kind.header_bytes :].view(numpy_type(token_type))
     with _reading(path) as descriptor:
         size = os.fstat(descriptor).st_size
         head = os.read(descriptor, kind.header_bytes)
+    _check_tokens(path, token_type, kind, head, size)
+    return map_array(path, numpy_type(token_type), kind.header_bytes)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Read the content of a token shard from its beginning, compressed or not."""
+    if path.suffix != ZIPPED:
+        with path.open("rb") as file:
+            yield file
+        return
+    with zipped.unzipping(path) as content:
+        yield io.BufferedReader(content, zipped.STEP)
+
+
+def token_count(path: Path, token_type: TokenType, kind: Format) -> int:
+    """Return how many tokens a token shard has, after its header and its size have been checked."""
+    with opened(path) as file:
+        head = file.read(kind.header_bytes)
+    size = zipped.content_size(path) if path.suffix == ZIPPED else path.stat().st_size
+    return _check_tokens(path, token_type, kind, head, size)
+
+
+def _unzipped(path: Path, kind: Format, width: int) -> NDArray[np.uint8]:
+    state = path.stat()
+    most = min(kind.most(width) * width + kind.header_bytes, 2**62)
+    return _kept(path, most, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(1)  # Who reads a shard in steps unpacks it once.
+def _kept(path: Path, most: int, *_state: int) -> NDArray[np.uint8]:
+    return zipped.unzip(path, most)
+
+
+def _check_tokens(path: Path, token_type: TokenType, kind: Format, head: bytes, size: int) -> int:
+    """Return how many tokens a file of this size has, or raise ShardError."""
+    width = numpy_type(token_type).itemsize
     tokens = kind.tokens_told(width, head, size)
     if tokens is None:
         raise ShardError(
@@ -153,7 +206,9 @@ def read_tokens(path: Path, token_type: TokenType, kind: Format = LLMC) -> NDArr
                 bytes=f"{size:,}",
             )
         )
-    return map_array(path, numpy_type(token_type), kind.header_bytes)
+    if (size - kind.header_bytes) % width:
+        raise ShardError(message("a file is cut short", file=path, bytes=f"{size:,}"))
+    return tokens
 
 
 def read_index(path: Path, kind: Format = LLMC) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Read the tails of jobs: the tokens and the documents of a joined shard, piece by piece."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,39 @@ def joined_pieces(folder: RunFolder, order: JoinOrder) -> Iterator[Piece]:
     rules = order.context.rules
     if order.absorbed:
         path, index = folder.shard(order.absorbed.name), folder.shard_index(order.absorbed.name)
-        read_tokens(path, rules.token_type, rules.kind)  # It is a token shard, and whole.
+        tokens = read_tokens(path, rules.token_type, rules.kind)
         whole = Segment(order.absorbed.source, 0, 0, order.absorbed.tokens)
-        yield from _pieces(path, read_index(index, rules.kind), whole, rules)
+        _check_length(path, len(tokens), whole)
+        yield from _pieces(lambda begin, end: tokens[begin:end], read_index(index, rules.kind), whole)
     for segment, key in zip(order.segments, order.tails, strict=True):
-        index_of_tail = map_array(folder.tail_index(key), tail_index_type(rules), 0)
-        yield from _pieces(folder.tail(key), index_of_tail, segment, rules)
+        read = _tail_reader(folder.tail(key), rules, segment)
+        yield from _pieces(read, map_array(folder.tail_index(key), tail_index_type(rules), 0), segment)
 
 
-def _pieces(path: Path, index: NDArray[Any], segment: Segment, rules: Rules) -> Iterator[Piece]:
-    kind, stop = numpy_type(rules.token_type), segment.start + segment.tokens
-    header_bytes = rules.kind.header_bytes
-    if stop > len(map_array(path, kind, header_bytes)):
+Read = Callable[[int, int], NDArray[Any]]
+
+
+def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:
+    """Return what reads a tail: reads, not maps, because what is mapped counts as a worker's memory."""
+    kind, header_bytes = numpy_type(rules.token_type), rules.kind.header_bytes
+    _check_length(path, len(map_array(path, kind, header_bytes)), segment)
+    return lambda begin, end: np.fromfile(
+        path, kind, end - begin, offset=header_bytes + begin * kind.itemsize
+    )
+
+
+def _check_length(path: Path, tokens: int, segment: Segment) -> None:
+    if segment.start + segment.tokens > tokens:
         raise ShardError(message("a file is shorter than its receipt says", file=path))
-    starts = index["start"]
+
+
+def _pieces(read: Read, index: NDArray[Any], segment: Segment) -> Iterator[Piece]:
+    stop, starts = segment.start + segment.tokens, index["start"]
     for begin in range(segment.start, stop, _STEP):
         end = min(begin + _STEP, stop)
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
         yield Piece(
-            # Read, not mapped: what is mapped counts as a worker's memory, and a tail may have gigabytes.
-            tokens=np.fromfile(path, kind, end - begin, offset=header_bytes + begin * kind.itemsize),
+            tokens=read(begin, end),
             starts=starts[first:last].astype(np.int64) + (segment.first - segment.start),
             rows=index["row"][first:last],
             ends_block=False,

@@ -134,7 +134,7 @@ class _Auditor:
         path = self.folder.shard(self.line.name)
         with self._telling(self.shard_file):
             if self._is_there(path, self.shard_file, self.line.bytes):
-                count = len(shard.read_tokens(path, self.rules.token_type, self.rules.kind))
+                count = shard.token_count(path, self.rules.token_type, self.rules.kind)
                 if count != self.line.tokens:
                     self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
                 return count
@@ -144,7 +144,7 @@ class _Auditor:
         """Read all tokens; tell what is wrong with them, and return what each segment holds."""
         found = []
         path = self.folder.shard(self.line.name)
-        with self._telling(self.shard_file), path.open("rb") as file:
+        with self._telling(self.shard_file), shard.opened(path) as file:
             scan = Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
                 self._tell(self.shard_file, "has something other than zeros at the end of its header")
@@ -152,7 +152,8 @@ class _Auditor:
                 eots, ends_with_eot = scan.read(first, end)
                 inside = _between(entries, first, end)
                 found.append(self._stretch(first, eots, inside, ends_with_eot=ends_with_eot))
-            self._compare_hash(self.shard_file, scan.digest.hexdigest(), self.line.sha256)
+            found_hash = sha256_of(path) if self.rules.compress else scan.digest.hexdigest()
+            self._compare_hash(self.shard_file, found_hash, self.line.sha256)
             self._tell_of(scan)
         return found
 

@@ -67,7 +67,7 @@ def join(order: JoinOrder) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
     folder = RunFolder(context.out)
-    with ShardWriter(folder.temporary, order.key, context.rules, order.tokens) as writer:
+    with ShardWriter(folder.temporary, order.key, context.rules, order.tokens, context.threads) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
             process.show(writer.tokens, order.tokens)
@@ -150,7 +150,9 @@ class _Blocks:
         size = next(self._sizes)
         promised = 0 if size == pack.UNBOUNDED else size
         context = self._order.context
-        writer = ShardWriter(self._folder.temporary, self._order.key, context.rules, promised)
+        writer = ShardWriter(
+            self._folder.temporary, self._order.key, context.rules, promised, context.threads
+        )
         return self._unpublished.enter_context(writer)
 
     def _lines(self) -> Iterator[ShardLine]:
@@ -195,8 +197,8 @@ def _shard_line(
         split=split,
         tokens=writer.tokens,
         documents=writer.documents,
-        bytes=writer.body.bytes,
-        sha256=writer.body.sha256,
+        bytes=writer.file.bytes,
+        sha256=writer.file.sha256,
         index_sha256=writer.index.sha256,
         segments=segments,
         sidecars=tuple(Sidecar(file, made.bytes, made.sha256) for file, made in writer.sidecars(name)),

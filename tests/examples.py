@@ -37,6 +37,7 @@ CHANGED_RULES: dict[str, Any] = {
     "name": "other",
     "block_digits": 4,
     "last": "merge",
+    "compress": "zstd 1.5.7, level 3",
     "min_score": 2.5,
     "min_int_score": 3,
     "where": "score",

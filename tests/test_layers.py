@@ -40,7 +40,10 @@ ROWS = (
         "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",
         "tokenizer",
     ),
-    ("catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream", "vocabulary"),
+    (
+        "catalog", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream", "vocabulary",
+        "zipped",
+    ),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records", "where"),
     ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),

@@ -1,0 +1,96 @@
+"""Token shards as one zstd frame each, for shards that are shipped rather than mapped.
+
+A frame tells the size of its content and carries a checksum of it. zstd's
+output depends on its version and its level, so both are part of the recipe;
+it does not depend on the number of threads, as long as there is one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert.atomic import Output
+from fwconvert.errors import ShardError, message
+from fwconvert.formats import ZIP_LEVEL
+
+STEP = 4 * 2**20
+# So little that even zeros, of which it may hold 30,000 times its size, fit in memory.
+_SMALL_STEP = 2**14
+
+
+def _zstandard() -> Any:
+    import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
+
+    return zstandard
+
+
+def zip_file(path: Path, output: Output, threads: int) -> None:
+    """Write the content of a file into `output` as one frame."""
+    size = path.stat().st_size
+    # No threads at all would give other bytes than one or more.
+    compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
+    frame = compressor.compressobj(size=size)
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(STEP):
+            output.write(frame.compress(part))
+    output.write(frame.flush())
+
+
+@contextmanager
+def unzipping(path: Path) -> Iterator[Any]:
+    """Read the content of a frame from its beginning to its end; what is wrong with it is a ShardError."""
+    try:
+        with path.open("rb") as file, _zstandard().ZstdDecompressor().stream_reader(file) as content:
+            yield content
+    except _zstandard().ZstdError as error:
+        raise _broken(path, error) from error
+
+
+def content_size(path: Path) -> int:
+    """Return how many bytes a frame says that its content has."""
+    try:
+        with path.open("rb") as file:
+            parameters = _zstandard().get_frame_parameters(file.read(18))
+    except _zstandard().ZstdError as error:
+        raise _broken(path, error) from error
+    if parameters.content_size == _zstandard().CONTENTSIZE_UNKNOWN or not parameters.has_checksum:
+        raise _broken(path, "it does not say how large its content is, or has no checksum")
+    return int(parameters.content_size)
+
+
+def unzip(path: Path, most: int) -> NDArray[np.uint8]:
+    """Return the whole content of a frame of at most so many bytes."""
+    size = content_size(path)
+    # Nothing is packed tighter than zeros.
+    most = min(most, 2**16 + 2**16 * path.stat().st_size)
+    if size > most:
+        raise _broken(path, f"its content has {size:,} bytes, and {most:,} are the most")
+    content, done = np.empty(size, np.uint8), 0
+    for part in _parts(path):
+        if done + len(part) > size:
+            raise _broken(path, f"its content has more than the {size:,} bytes that it tells")
+        content[done : done + len(part)] = np.frombuffer(part, np.uint8)
+        done += len(part)
+    return content
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    """Yield the content of a frame, and fail unless the frame is whole and nothing follows it."""
+    frame = _zstandard().ZstdDecompressor().decompressobj()
+    try:
+        with path.open("rb") as file:
+            while not frame.eof and (part := file.read(_SMALL_STEP)):
+                yield frame.decompress(part)
+            rest = frame.unused_data or file.read(1)
+    except _zstandard().ZstdError as error:
+        raise _broken(path, error) from error
+    if not frame.eof or rest:
+        raise _broken(path, "something follows it" if rest else "it is cut short")
+
+
+def _broken(path: Path, reason: object) -> ShardError:
+    return ShardError(message("a compressed token shard cannot be read", file=path, reason=reason))

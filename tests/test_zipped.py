@@ -1,0 +1,86 @@
+"""One zstd frame a shard: the same bytes with any number of threads, and no damage that goes unnoticed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from fwconvert import zipped
+from fwconvert.atomic import Output
+from fwconvert.errors import ShardError
+
+CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()
+
+
+def frame(folder: Path, content: bytes = CONTENT, threads: int = 1) -> Path:
+    plain = folder / "plain"
+    plain.write_bytes(content)
+    with Output(folder, "frame") as output:
+        zipped.zip_file(plain, output, threads)
+        output.publish(folder / "shard.zst")
+    return folder / "shard.zst"
+
+
+@pytest.mark.parametrize("content", [b"", b"x", CONTENT[:1025], CONTENT], ids=len)
+def test_what_is_zipped_comes_back(content: bytes, tmp_path: Path) -> None:
+    path = frame(tmp_path, content)
+    assert zipped.unzip(path, len(content)).tobytes() == content
+    assert zipped.content_size(path) == len(content)
+    with zipped.unzipping(path) as stream:
+        assert stream.read() == content
+
+
+def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
+    assert len({frame(tmp_path, threads=threads).read_bytes() for threads in (0, 1, 2, 5)}) == 1
+
+
+def test_the_zstd_command_reads_it(tmp_path: Path) -> None:
+    if shutil.which("zstd") is None:
+        pytest.skip("the command zstd is not installed")
+    read = subprocess.run(["zstd", "-dc", frame(tmp_path)], capture_output=True, check=True)
+    assert read.stdout == CONTENT
+
+
+@pytest.mark.parametrize("keep", [0, 3, 17, 1000, -1])
+def test_a_frame_that_is_cut_short_is_an_error(keep: int, tmp_path: Path) -> None:
+    path = frame(tmp_path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ShardError, match=r"shard\.zst"):
+        zipped.unzip(path, len(CONTENT))
+
+
+def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:
+    path = frame(tmp_path)
+    raw = path.read_bytes()
+    # Byte 5 tells only how much memory a reader may use.
+    for at in (0, 4, 6, 9, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        with pytest.raises(ShardError, match=r"shard\.zst"):
+            zipped.unzip(path, len(CONTENT))
+
+
+def test_a_frame_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shard.zst"
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    path.write_bytes(compressor.compress(bytes(50_000_000)))
+    with pytest.raises(ShardError, match="50,000,000"):
+        zipped.unzip(path, 1_000_000)
+
+
+def test_what_follows_a_frame_is_an_error(tmp_path: Path) -> None:
+    path = frame(tmp_path)
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(ShardError, match="follows"):
+        zipped.unzip(path, len(CONTENT))
+
+
+@pytest.mark.parametrize(("size", "checksum"), [(False, True), (True, False)])
+def test_a_frame_that_proves_nothing_is_refused(size: bool, checksum: bool, tmp_path: Path) -> None:
+    path = tmp_path / "shard.zst"
+    compressor = zstandard.ZstdCompressor(write_content_size=size, write_checksum=checksum)
+    path.write_bytes(compressor.compress(CONTENT))
+    with pytest.raises(ShardError):
+        zipped.unzip(path, len(CONTENT))
