@@ -15,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from fwconvert import atomic, formats, needs, places, plan, request, session, verify_manifest, vocabulary
+from fwconvert.checks import check_rules
 from fwconvert.config import (
     EotSide,
     Last,
@@ -23,7 +24,6 @@ from fwconvert.config import (
     Recipe,
     SourceShard,
     block_digits,
-    check_rules,
 )
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fwconvert import catalog, demo, expression, formats, records, vocabulary, where
+from fwconvert.checks import check_rules
 from fwconvert.config import (
     SHARD_TOKENS,
     EotSide,
@@ -18,7 +19,6 @@ from fwconvert.config import (
     SourceShard,
     Totals,
     block_digits,
-    check_rules,
 )
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName

@@ -9,14 +9,14 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from fwconvert import stream, verify_manifest
+from fwconvert import account, stream
+from fwconvert.account import Account, Expected
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import RunManifest
 from fwconvert.stream import Passage
 from fwconvert.stream_reader import Document, StreamReader
-from fwconvert.verify_manifest import Account, Expected
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunReader:
 
     def __init__(self, out: Path) -> None:
         self.folder = RunFolder(out)
-        self.manifest: RunManifest = verify_manifest.read(self.folder)
+        self.manifest: RunManifest = account.read(self.folder)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
 

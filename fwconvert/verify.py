@@ -15,14 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from fwconvert import names, receipt, run_manifest, vocabulary
+from fwconvert.account import Account, Expected
+from fwconvert.account import read as read_manifest
 from fwconvert.config import default_workers
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
 from fwconvert.receipt import JoinReceipt, Receipt
 from fwconvert.run_manifest import JobLine, RunManifest
-from fwconvert.verify_manifest import FILE, Account, Expected
+from fwconvert.verify_manifest import FILE
 from fwconvert.verify_manifest import problems as manifest_problems
-from fwconvert.verify_manifest import read as read_manifest
 from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
 
 __all__ = ["Problem", "Report", "verify"]

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import config
+from fwconvert.checks import check_rules
 from fwconvert.config import (
     Options,
     Recipe,
@@ -22,7 +23,6 @@ from fwconvert.config import (
     SourceShard,
     Totals,
     block_digits,
-    check_rules,
     is_safe,
     parse_count,
 )

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import formats, names, records
-from fwconvert.config import Recipe, Rules, check_rules
+from fwconvert.checks import check_rules
+from fwconvert.config import Recipe, Rules
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.request import make_recipe

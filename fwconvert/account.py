@@ -1,0 +1,183 @@
+"""What a run's jobs must have given: the token shards that follow from a run manifest's own counts.
+
+Pure arithmetic on a run manifest; whether its lines and the files agree with
+it is for `verify_manifest` and `verify_shard` to tell.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from fwconvert import limits, names, pack, run_manifest, vocabulary
+from fwconvert.checks import check_rules
+from fwconvert.config import Recipe, Rules
+from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.folder import RunFolder
+from fwconvert.join import JoinedShard, joined_shards
+from fwconvert.receipt import Absorbed
+from fwconvert.run_manifest import JobLine, RunManifest
+
+# More lines than a readable run manifest can have (records.MOST_BYTES), so that a
+# damaged count cannot fill the memory.
+MOST_SHARDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A token shard that the jobs must have given."""
+
+    name: str
+    split: names.Split
+    tokens: int
+    segments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run manifest, and the token shards that follow from its jobs."""
+
+    manifest: RunManifest
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.manifest.recipe()
+
+    @cached_property
+    def jobs(self) -> dict[int, JobLine]:
+        """The job of each source that has one."""
+        lines = {job.path: job for job in self.manifest.jobs}
+        sources = enumerate(self.manifest.sources)
+        return {index: lines[source.path] for index, source in sources if source.path in lines}
+
+    @cached_property
+    def own(self) -> list[Expected]:
+        """The token shards that jobs made by themselves and that are still there, in order."""
+        return [shard for shard in self._made if self.absorbed is None or shard.name != self.absorbed.name]
+
+    @cached_property
+    def _made(self) -> list[Expected]:
+        if not self._is_credible:
+            return []
+        return [shard for index, job in self.jobs.items() for shard in self._own(index, job.tokens)]
+
+    @cached_property
+    def joined(self) -> list[Expected]:
+        """The token shards that the join made or has to make, in order; none before all jobs are done."""
+        return [
+            Expected(self._joined_name(shard), shard.split, shard.tokens, shard.places)
+            for shard in self._joined
+        ]
+
+    @cached_property
+    def absorbed(self) -> Absorbed | None:
+        """The job's shard that a joined shard has taken in, if it is there."""
+        last = self._joined[-1] if self._joined else None
+        is_there = last is not None and self._joined_name(last) in {
+            line.name for line in self.manifest.shards
+        }
+        return last.absorbed if last is not None and is_there else None
+
+    @cached_property
+    def _joined(self) -> list[JoinedShard]:
+        if not self._is_credible or not self.is_converted:
+            return []
+        rules = self.manifest.rules
+        tails = [tail(rules, index, self.jobs[index].tokens) for index in range(len(self.jobs))]
+        train = [shard for shard in self._made if shard.split == "train"]
+        full = Absorbed(train[-1].name, train[-1].segments[0][0], train[-1].tokens) if train else None
+        return joined_shards(tails, rules, full)
+
+    def _joined_name(self, shard: JoinedShard) -> str:
+        return names.joined_shard(self.recipe, shard.split, shard.number)
+
+    @cached_property
+    def cut_off(self) -> set[int]:
+        """The sources whose last tokens are in no shard: not yet, or because they fill none."""
+        if not self.is_converted:
+            return {index for index, job in self.jobs.items() if job.tail_tokens}
+        covered: Counter[int] = Counter()
+        for segment in (segment for shard in self._joined for segment in shard.segments):
+            covered[segment.source] += segment.tokens
+        rules = self.manifest.rules
+        return {
+            i for i, job in self.jobs.items() if self._is_credible and tail(rules, i, job.tokens) > covered[i]
+        }
+
+    @property
+    def dropped(self) -> int:
+        """How many tokens are in no shard, because they fill none."""
+        lost = sum(job.tokens for job in self.manifest.jobs) - sum(
+            line.tokens for line in self.manifest.shards
+        )
+        return lost if self.manifest.rules.last == "drop" and self.is_whole else 0
+
+    @property
+    def is_converted(self) -> bool:
+        """Tell whether every source has its job, or every source up to the limit."""
+        return [*self.jobs] == [*range(self.extent)]
+
+    @cached_property
+    def extent(self) -> int:
+        """How many sources the run has: all, or those up to its limit if that is reached."""
+        sources = len(self.manifest.sources)
+        gave = [self.jobs.get(index) for index in range(sources)]
+        return limits.extent(self.manifest.rules, gave, sources)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Tell whether every source has its job and every token shard its line."""
+        there = {line.name for line in self.manifest.shards}
+        return self.is_converted and all(shard.name in there for shard in (*self.own, *self.joined))
+
+    def is_open(self, name: str) -> bool:
+        """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
+        if self.is_converted or not names.is_shard(self.manifest.rules, name):
+            return False
+        return name.rpartition("_")[0] in self._joined_stems
+
+    @cached_property
+    def _joined_stems(self) -> set[str]:
+        splits: tuple[names.Split, ...] = ("val", "train")
+        return {names.joined_shard(self.recipe, split, 0).rpartition("_")[0] for split in splits}
+
+    @property
+    def _is_credible(self) -> bool:
+        counts = [job.tokens for job in self.jobs.values()]
+        shards = sum(counts) // self.manifest.rules.block_tokens
+        return min(counts, default=0) >= 0 and shards <= MOST_SHARDS
+
+    def _own(self, index: int, tokens: int) -> Iterator[Expected]:
+        rules = self.manifest.rules
+        for block, size in enumerate(blocks(rules, index, tokens)):
+            is_val = block == 0 and pack.has_validation(rules, index)
+            split: names.Split = "val" if is_val else "train"
+            yield Expected(names.job_shard(rules, split, index, block), split, size, ((index, 0),))
+
+
+def read(folder: RunFolder) -> RunManifest:
+    """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
+    manifest = run_manifest.read(folder)
+    try:
+        check_rules(manifest.rules)
+        vocabulary.find(manifest.rules.tokenizer)
+    except UsageError as error:
+        raise ManifestError(
+            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
+        ) from error
+    return manifest
+
+
+def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
+    """Yield the sizes of the blocks that a job's tokens fill."""
+    for size in pack.block_sizes(rules, index):
+        if tokens < size:
+            return
+        tokens -= size
+        yield size
+
+
+def tail(rules: Rules, index: int, tokens: int) -> int:
+    """Return how many of a job's tokens are its tail."""
+    return tokens - sum(blocks(rules, index, tokens))

@@ -1,0 +1,186 @@
+"""What the commands say: results as text for people."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fwconvert import records
+from fwconvert.config import Recipe
+from fwconvert.errors import message, printable
+from fwconvert.records import Part
+
+if TYPE_CHECKING:
+    from fwconvert.plan import Plan
+    from fwconvert.run import Result
+    from fwconvert.run_manifest import Headline
+    from fwconvert.show import Document
+    from fwconvert.status import Status
+    from fwconvert.verify import Report
+
+
+class PlanReport(Part, frozen=True):
+    """What `plan --json` prints."""
+
+    dataset: str
+    revision: str
+    out: str
+    plan: dict[str, object]
+    disk_needed: int
+    disk_used_already: int
+    disk_free: int
+
+
+def json_text(value: object) -> str:
+    """Return a record as one line of JSON."""
+    return records.encode(value).decode()
+
+
+def outcome(result: "Result", recipe: Recipe) -> str:
+    """Tell how a run ended, and what to do next."""
+    head = result.headline
+    rows = {"folder": result.out, "tokens": f"{head.tokens:,} of {head.documents:,} documents"}
+    rows["shards"] = f"{head.train_shards:,} for training, {head.val_shards} for validation"
+    rows |= _skipped(head)
+    if head.dropped_tokens:
+        rows["dropped"] = f"{head.dropped_tokens:,} tokens that fill no last shard (--last drop)"
+    if result.session_tokens:
+        rate = result.session_tokens / max(result.seconds, 1e-9)
+        rows["time"] = f"{result.seconds:,.1f} s, {rate:,.0f} tokens/s"
+    return message(_how_it_went(result, recipe), *_advice(result, recipe), **rows)
+
+
+def _skipped(counts: "Headline | Status") -> dict[str, str]:
+    """Return the line about rows that are no documents, if there are any."""
+    parts = [f"{counts.null_rows:,} null rows", f"{counts.empty_rows:,} empty rows"]
+    if counts.filtered_rows:
+        parts.append(f"{counts.filtered_rows:,} rows that the filter rejects")
+    any_skipped = counts.null_rows or counts.empty_rows or counts.filtered_rows
+    return {"skipped": ", ".join(parts)} if any_skipped else {}
+
+
+def _how_it_went(result: "Result", recipe: Recipe) -> str:
+    jobs, done = result.headline.jobs, result.headline.jobs_done
+    if result.untouched:
+        return "all is done already; nothing was changed"
+    sources = len(recipe.source.files) or recipe.source.totals.files
+    if result.complete and jobs < sources:
+        return f"done: the limit is reached with {jobs} of {sources} sources"
+    if result.complete:
+        return f"done: all {jobs} sources are converted"
+    reason = "stopped" if result.stopped else "not done"
+    return f"{reason}: {done} of {jobs} sources are converted, {len(result.failed)} failed"
+
+
+def _advice(result: "Result", recipe: Recipe) -> list[str]:
+    if not result.complete:
+        blocked = result.failed and recipe.rules.is_limited
+        why = ["the limit counts from the first source on: nothing behind one that failed can be decided"]
+        return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
+    if recipe.rules.val_tokens and not result.headline.val_shards:
+        few = f"there is no validation shard: fewer than {recipe.rules.val_tokens:,} tokens to take it from"
+        return [few, "everything is kept as training data; see --val-tokens"]
+    return []
+
+
+def what_next(result: "Result") -> str:
+    """Tell somebody who has tried the demo what there is to see."""
+    from fwconvert import names, run_manifest, show  # noqa: PLC0415
+    from fwconvert.folder import RunFolder  # noqa: PLC0415
+
+    manifest = run_manifest.read(RunFolder(result.out))
+    line = next(line for line in manifest.shards if line.split == "train")
+    _, found = show.documents(result.out, line.name, 1)
+    first = printable(found[0].text.strip().splitlines()[0])
+    out, rules = _short(result.out), manifest.rules
+    offset, entry = rules.kind.header_bytes, f"{rules.kind.index_start},<u4"
+    return "\n".join(
+        [
+            "",
+            f"The first line in {line.name}:",
+            f"  {first[:200]}",
+            "",
+            "Read a token shard:",
+            "  import numpy as np",
+            f'  tokens = np.memmap("{out}/{line.name}", np.{rules.token_type}, "r", offset={offset})',
+            f'  starts = np.fromfile("{out}/index/{names.index(line.name)}", "{entry}")["f0"]',
+            "",
+            "What else there is:",
+            f"  fwconvert verify {out}",
+            f"  fwconvert show {out} {line.name}",
+            "  fwconvert plan --version 10B",
+        ]
+    )
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
+    """Tell what a run would need."""
+    largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
+    short = shown.disk_needed - shown.disk_used_already - shown.disk_free
+    rows: dict[str, object] = {
+        "source": " ".join(filter(None, (shown.dataset, shown.revision, recipe.source.folder))),
+        "files": f"{needed.files:,}",
+        "bytes": f"{needed.source_bytes:,}",
+        "tokens": f"about {needed.tokens:,} ({recipe.rules.tokenizer})",
+        "format": f"{recipe.rules.format}, the separator {recipe.rules.eot} each document",
+        "token_shards": _shards_text(needed, recipe),
+        "output": f"about {needed.output_bytes:,} bytes in {shown.out}",
+        "to_fetch": _to_fetch(needed) if needed.fetched_bytes else "nothing: the files are here",
+        "disk_needed": f"about {shown.disk_needed:,} bytes, of which {shown.disk_used_already:,} are there",
+        "disk_free": f"{shown.disk_free:,} bytes" + (f" ({short:,} too few)" if short > 0 else ""),
+        "largest_job": largest,
+    }
+    if recipe.rules.is_filtered:
+        rows["filter"] = "how much it keeps is not known before the run: this is the most that it can be"
+    return message("this is what the run needs", **rows)
+
+
+def _shards_text(needed: "Plan", recipe: Recipe) -> str:
+    size = recipe.rules.shard_tokens
+    return f"about {needed.shards:,} of {size:,} tokens" if size else "one, and one for validation"
+
+
+def _to_fetch(needed: "Plan") -> str:
+    most = needed.fetched_bytes
+    if most >= needed.source_bytes:
+        return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"
+    return f"{needed.source_bytes:,} bytes, of which at most {most:,} are on the disk at a time"
+
+
+def status_text(found: "Status") -> str:
+    """Tell how far a run is."""
+    share = found.source_bytes_done / max(1, found.source_bytes)
+    state = "complete" if found.complete else "not complete"
+    rows: dict[str, object] = {
+        "format": found.format,
+        "jobs": f"{found.jobs_done:,} of {found.jobs:,} done ({share:.0%} of the bytes)",
+        "tokens": f"{found.tokens:,} of {found.documents:,} documents",
+        "shards": f"{found.shards:,}",
+        "at_work": found.at_work or "nobody",
+    }
+    rows |= _skipped(found)
+    failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
+    failures = [printable(line) for line in failures]
+    return "\n".join([message(f"{found.folder}: {state}", **rows), *failures])
+
+
+def verify_text(report: "Report", out: Path) -> str:
+    """Tell what verify found."""
+    problems = [printable(f"  {problem.file}: {problem.what}") for problem in report.problems]
+    verdict = "all is right" if report.ok else f"{len(problems):,} problems"
+    rows = {"files": f"{report.files:,}", "bytes": f"{report.bytes:,}", "tokens": f"{report.tokens:,}"}
+    rows["documents"] = f"{report.documents:,}"
+    return "\n".join([message(f"{out}: {verdict}", **rows), *problems])
+
+
+def document_text(document: "Document", number: str) -> str:
+    """Show one document."""
+    if document.row is None:
+        title = f"--- the middle of a document of {document.source}, {document.tokens:,} tokens"
+    else:
+        cut = "" if document.whole else " (it may go on in another shard)"
+        where = f"row {document.row:,} of {document.source}"
+        title = f"--- document {number}: {where}, {document.tokens:,} tokens{cut}"
+    return f"\n{title}\n{printable(document.text)}"
