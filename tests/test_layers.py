@@ -41,8 +41,8 @@ ROWS = (
         "tokenizer",
     ),
     (
-        "catalog", "checks", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream", "vocabulary",
-        "zipped",
+        "catalog", "checks", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream",
+        "vocabulary", "zipped",
     ),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records", "where"),
