@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fwconvert import records
-from fwconvert.config import Recipe
+from fwconvert import names, records
+from fwconvert.config import Recipe, Rules
 from fwconvert.errors import message, printable
 from fwconvert.records import Part
 
@@ -83,32 +83,34 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
 
 def what_next(result: "Result") -> str:
     """Tell somebody who has tried the demo what there is to see."""
-    from fwconvert import names, run_manifest, show  # noqa: PLC0415
+    from fwconvert import run_manifest, show  # noqa: PLC0415
     from fwconvert.folder import RunFolder  # noqa: PLC0415
 
     manifest = run_manifest.read(RunFolder(result.out))
-    line = next(line for line in manifest.shards if line.split == "train")
+    line = next((line for line in manifest.shards if line.split == "train"), None)
+    if line is None:  # All of it was too little, and dropped.
+        return ""
     _, found = show.documents(result.out, line.name, 1)
     first = printable(found[0].text.strip().splitlines()[0])
-    out, rules = _short(result.out), manifest.rules
-    offset, entry = rules.kind.header_bytes, f"{rules.kind.index_start},<u4"
-    return "\n".join(
-        [
-            "",
-            f"The first line in {line.name}:",
-            f"  {first[:200]}",
-            "",
-            "Read a token shard:",
-            "  import numpy as np",
-            f'  tokens = np.memmap("{out}/{line.name}", np.{rules.token_type}, "r", offset={offset})',
-            f'  starts = np.fromfile("{out}/index/{names.index(line.name)}", "{entry}")["f0"]',
-            "",
-            "What else there is:",
-            f"  fwconvert verify {out}",
-            f"  fwconvert show {out} {line.name}",
-            "  fwconvert plan --version 10B",
-        ]
-    )
+    out = _short(result.out)
+    lines = ["", f"The first line in {line.name}:", f"  {first[:200]}", ""]
+    lines += _how_to_read(manifest.rules, out, line.name)
+    lines += ["", "What else there is:", f"  fwconvert verify {out}", f"  fwconvert show {out} {line.name}"]
+    return "\n".join([*lines, "  fwconvert plan --version 10B"])
+
+
+def _how_to_read(rules: Rules, out: Path, shard: str) -> list[str]:
+    if rules.compress:
+        loading = f'  for windows in Loader("{out}", seq_len=1024, batch=8, order="sequential"): ...'
+        return ["Read it:", "  from fwconvert.loader import Loader", loading]
+    kind = rules.kind
+    start, where = f"{kind.index_start},<u4", f'"{out}/{shard}", np.{rules.token_type}, "r"'
+    return [
+        "Read a token shard:",
+        "  import numpy as np",
+        f"  tokens = np.memmap({where}, offset={kind.header_bytes})",
+        f'  starts = np.fromfile("{out}/index/{names.index(shard)}", "{start}")["f0"]',
+    ]
 
 
 def _short(path: Path) -> Path:
