@@ -77,7 +77,8 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
         return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
     if recipe.rules.val_tokens and not result.headline.val_shards:
         few = f"there is no validation shard: fewer than {recipe.rules.val_tokens:,} tokens to take it from"
-        return [few, "everything is kept as training data; see --val-tokens"]
+        kept = [] if result.headline.dropped_tokens else ["everything is kept as training data"]
+        return [few, *kept, "see --val-tokens"]
     return []
 
 

@@ -113,7 +113,7 @@ def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iter
     yield Row("SIGKILL by the clock, spawned workers", chaos)
     kills = 20 if full else 6
     long = [Task(real.marathon, (seed, kills), kills) for seed in range(10 if full else 1)]
-    yield Row("SIGKILL by the clock, 1,200 sources", long)
+    yield Row("SIGKILL by the clock, 1,000 sources", long)
     hungry = [Task(real.starve, (number,)) for number in range(4 if full else 1)]
     yield Row("memory runs out (cgroup)", hungry, real.why_not_starve())
     for kind in ("ext4", "xfs"):

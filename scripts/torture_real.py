@@ -25,7 +25,7 @@ from torture_world import WORLDS, World, make_sources, tree
 _PATIENCE_SECONDS = 120
 _CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir", "close")
 _WORLD = World("real", 4, 12, (*WORLDS[0].options, "--stall-timeout", "60"))
-_LONG_WORLD = World("long", 1200, 8, (*WORLDS[0].options, "--shard-tokens", "40000"))
+_LONG_WORLD = World("long", 1000, 8, (*WORLDS[0].options, "--shard-tokens", "40000"))
 _HUNGRY_WORLD = World("hungry", 4, 12, (*WORLDS[0].options, "--shard-tokens", "5000000"))
 _CGROUP = Path("/sys/fs/cgroup/memory/fwconvert-torture")
 
@@ -136,11 +136,11 @@ def starve(number: int) -> list[str]:
     folder = Path(tempfile.mkdtemp(prefix="fwconvert-starve-"))  # Files in memory would count too.
     sources, out = make_sources(_HUNGRY_WORLD, folder / "sources"), folder / "out"
     huge = sources / f"{number % _HUNGRY_WORLD.files:03}.parquet"
-    pq.write_table(pa.table({"text": ["x" * (120 + number) * 2**20]}), huge)
+    pq.write_table(pa.table({"text": ["x" * (80 + number) * 2**20]}), huge)
     cgroup = _CGROUP.with_name(f"{_CGROUP.name}-{folder.name}")
     try:
         cgroup.mkdir()
-        (cgroup / "memory.limit_in_bytes").write_text(str(400 * 2**20))
+        (cgroup / "memory.limit_in_bytes").write_text(str(300 * 2**20))
         join = f'echo $$ > {cgroup}/cgroup.procs; exec "$@"'
         ended = _run(["sh", "-c", join, "sh", *_words(sources, out, _HUNGRY_WORLD)])
         return [*_untidy(ended), *_starved(cgroup, out, huge.name, ended), *_enough(sources, out)]

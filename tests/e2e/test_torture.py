@@ -24,7 +24,7 @@ ROWS = [
     "strace kills the spawned program",
     "a read of a source fails (strace)",
     "SIGKILL by the clock, spawned workers",
-    "SIGKILL by the clock, 1,200 sources",
+    "SIGKILL by the clock, 1,000 sources",
     "memory runs out (cgroup)",
 ]
 CONTROLS = ["control: no fsync, power cut on ext4", "control: no fsync, power cut on xfs"]
