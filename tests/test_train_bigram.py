@@ -11,8 +11,8 @@ import runner
 SCRIPT = Path(__file__).parent.parent / "scripts/train_bigram.py"
 
 
-def train(out: Path, save: Path, *words: str) -> list[str]:
-    command = [sys.executable, str(SCRIPT), str(out), "--save", str(save), *words]
+def train(out: Path, save: Path, steps: int) -> list[str]:
+    command = [sys.executable, str(SCRIPT), str(out), str(save), str(steps)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=child.environment())
     return ended.stdout.splitlines()
 
@@ -21,9 +21,9 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_not_stopped(tmp_path:
     source = corpus.equal_sources(tmp_path / "source", files=2, rows=30)
     assert runner.convert(source, tmp_path / "out", tokenizer="bytes", shard_tokens=2000).complete
 
-    whole = train(tmp_path / "out", tmp_path / "whole.npz", "--steps", "50")
-    first = train(tmp_path / "out", tmp_path / "part.npz", "--steps", "20")
-    rest = train(tmp_path / "out", tmp_path / "part.npz", "--steps", "50", "--resume")
+    whole = train(tmp_path / "out", tmp_path / "whole.npz", 50)
+    first = train(tmp_path / "out", tmp_path / "part.npz", 20)
+    rest = train(tmp_path / "out", tmp_path / "part.npz", 50)
 
     assert first + rest == whole
     assert [line.split()[0] for line in whole] == [str(step) for step in range(1, 51)]
