@@ -106,11 +106,12 @@ class Work:
         return first is not None and first not in self.given_up
 
     def _convert_orders(self) -> Iterator[ConvertOrder]:
+        context = self.context
         for index, file in enumerate(self.sources):
             if file.path not in self.survey.jobs and file.path not in self.given_up:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
-                yield ConvertOrder(self.context, source, index, self.origin.place(source))
+                yield ConvertOrder(context, source, index, self.origin.place(source))
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
