@@ -209,11 +209,11 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers(have: int, free: i
     assert "--no-disk-check" in str(caught.value)
 
 
-SIZES = {f"{at}.parquet": Size(100, 10_000) for at in range(10)}
+TEN_SIZES = {f"{at}.parquet": Size(100, 10_000) for at in range(10)}
 
 
 def limited_plan(**rules: Any) -> Plan:
-    return make_plan(recipe_of([5_000] * 10, tokenizer="bytes", shard_tokens=1_000, **rules), SIZES, 1, 4)
+    return make_plan(recipe_of([5_000] * 10, tokenizer="bytes", shard_tokens=1_000, **rules), TEN_SIZES, 1, 4)
 
 
 @pytest.mark.parametrize(

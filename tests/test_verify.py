@@ -401,15 +401,15 @@ def test_a_disk_that_cannot_be_read_is_told(before: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_told(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_tokens = shard.read_tokens
+    token_count = shard.token_count
 
-    def read_then_cut(path: Path, token_type: TokenType, kind: Format) -> Any:
-        tokens = read_tokens(path, token_type, kind)
+    def count_then_cut(path: Path, token_type: TokenType, kind: Format) -> int:
+        tokens = token_count(path, token_type, kind)
         if path.name == "t_train_00001_001.bin":
             os.truncate(path, HEADER_BYTES + 10)
         return tokens
 
-    monkeypatch.setattr(shard, "read_tokens", read_then_cut)
+    monkeypatch.setattr(shard, "token_count", count_then_cut)
     assert_told(before, "t_train_00001_001.bin: was cut short while it was read")
 
 
