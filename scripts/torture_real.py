@@ -117,7 +117,7 @@ def _ended(driver: "subprocess.Popen[str] | None") -> list[str]:
     if driver is None:
         return []
     said, _ = driver.communicate(timeout=_PATIENCE_SECONDS)
-    problems = ["a traceback"] if "Traceback" in said else []
+    problems = [f"a traceback: {said[-2000:]}"] if "Traceback" in said else []
     return [*problems, "a process lived on"] if torture_world.wait_for_end(driver.pid) else problems
 
 
