@@ -15,7 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from ctypes import c_int64
@@ -110,11 +110,11 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        for slot in self._slots:  # All end at the same time.
-            if slot.executor is not None:
-                slot.executor.shutdown(wait=False, cancel_futures=True)
+        # All end at the same time, and each is waited for: a pool that still ends when Python does
+        # may meet a closed pipe, and prints a traceback.
+        with ThreadPoolExecutor(max(1, len(self._slots))) as ends:
+            list(ends.map(_retire, self._slots))
         for slot in self._slots:
-            _retire(slot)
             with suppress(OSError):
                 if slot.log.stat().st_size == 0:
                     slot.log.unlink()

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -215,3 +216,13 @@ def test_a_worker_that_dies_with_nothing_to_do_is_replaced(tmp_path: Path) -> No
         idle.kill()
         runner.assert_tidy_end(finish(process), 0)
     assert litter(out) == []
+
+
+def test_no_thread_of_a_pool_outlives_the_run(tmp_path: Path) -> None:
+    """Python wakes such threads when it ends, and prints a traceback if one closes its pipe just then."""
+    sources = corpus.equal_sources(tmp_path / "sources", files=4, rows=5)
+    before = set(threading.enumerate())
+    for number in range(3):
+        out = tmp_path / str(number)
+        assert runner.convert(sources, out, workers=4, tokenizer="bytes", shard_tokens=1000).complete
+        assert set(threading.enumerate()) <= before
