@@ -279,9 +279,9 @@ class Work:
 
     def _bytes_to_read(self, flying: float, tokens: int) -> int:
         """Return how many source bytes the run reads; guessed from what was read, while a limit is ahead."""
-        everything = sum(file.bytes for file in self.sources)
         if not self.recipe.rules.is_limited:
-            return everything
+            return self.recipe.source.bytes
+        everything = sum(file.bytes for file in self.sources)
         shares = [
             (self.bytes, self.limits.share(self.documents, 0)),
             (self.bytes + flying, self.limits.share(0, tokens)),

@@ -20,6 +20,7 @@ from torture_world import members_of
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 _EVERY_SECONDS = 0.5
+_DIFFERENT = 20
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,34 @@ def main() -> int:
     """Convert, watch, and print what was seen."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--sources", metavar="N", type=int, default=5000, help="default: 5000")
-    count = parser.parse_args().sources
+    parser.add_argument(
+        "--kilobytes", metavar="N", type=int, default=500, help="of text in each (default: 500)"
+    )
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fwconvert-soak-") as folder:
-        sources = _make(Path(folder) / "sources", count)
+        sources = _make(Path(folder) / "sources", given.sources, given.kilobytes)
         begun = time.monotonic()
         seen = _watch(sources, Path(folder) / "out")
-        print(_table(seen, count))
-        print(f"The run took {time.monotonic() - begun:.0f} s.")
+        print(_table(seen, given.sources, time.monotonic() - begun))
     return 0
 
 
-def _make(folder: Path, count: int) -> Path:
+def _make(folder: Path, count: int, kilobytes: int) -> Path:
+    """Write some sources, and give them as many names as are wanted."""
     folder.mkdir()
     random = np.random.Generator(np.random.PCG64(1))
     for number in range(count):
-        texts = ["".join(map(chr, random.integers(97, 123, 400))) for _ in range(8)]
-        pq.write_table(pa.table({"text": texts}), folder / f"{number:05}.parquet")
+        path = folder / f"{number:05}.parquet"
+        if number >= _DIFFERENT:
+            path.hardlink_to(folder / f"{number % _DIFFERENT:05}.parquet")
+            continue
+        letters = random.integers(97, 123, (max(1, kilobytes // 2), 2000), np.uint8)
+        pq.write_table(pa.table({"text": [row.tobytes().decode() for row in letters]}), path)
     return folder
 
 
 def _watch(sources: Path, out: Path) -> dict[str, list[Sample]]:
-    words = ["--source", str(sources), "--out", str(out), "--tokenizer", "bytes", "--shard-tokens", "100000"]
+    words = ["--source", str(sources), "--out", str(out), "--tokenizer", "bytes", "--shard-tokens", "1000000"]
     driver = subprocess.Popen(
         [sys.executable, "-m", "fwconvert", *words, "--workers", "2", "--quiet"], start_new_session=True
     )
@@ -85,7 +93,7 @@ def _look(pid: int, done: int) -> Sample:
     return Sample(done, size, len([*(proc / "fd").iterdir()]), (int(stat[11]) + int(stat[12])) / _TICK)
 
 
-def _table(seen: dict[str, list[Sample]], count: int) -> str:
+def _table(seen: dict[str, list[Sample]], count: int, seconds: float) -> str:
     lines = [
         "| process | MB at a tenth | MB at the end | MB per 1,000 sources | open files, first and last |"
     ]
@@ -98,9 +106,13 @@ def _table(seen: dict[str, list[Sample]], count: int) -> str:
         files = f"{steady[0].files}, {steady[-1].files}"
         lines.append(f"| {name} | {sizes[0]:.0f} | {sizes[-1]:.0f} | {slope:+.2f} | {files} |")
     cpu = max(sample.cpu for sample in seen["driver"])
-    lines.append(
-        f"\nThe driver used {cpu / count * 1000:.2f} s of CPU for 1,000 sources ({cpu:.1f} s in all)."
-    )
+    share = cpu / seconds
+    lines += [
+        "",
+        f"The run took {seconds:.0f} s, {count / seconds:.0f} sources a second.",
+        f"The driver used {cpu:.1f} s of CPU, {cpu / count * 1000:.2f} s for 1,000 sources:",
+        f"{share:.1%} of a core, {share / count * 1000:.2%} per 1,000 sources.",
+    ]
     return "\n".join(lines)
 
 
