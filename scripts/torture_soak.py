@@ -30,7 +30,8 @@ class Sample:
     done: int
     bytes: int
     files: int
-    cpu: float
+    user: float
+    kernel: float
 
 
 def main() -> int:
@@ -90,7 +91,7 @@ def _look(pid: int, done: int) -> Sample:
     proc = Path(f"/proc/{pid}")
     stat = (proc / "stat").read_text().rpartition(")")[2].split()
     size = int((proc / "statm").read_text().split()[1]) * _PAGE
-    return Sample(done, size, len([*(proc / "fd").iterdir()]), (int(stat[11]) + int(stat[12])) / _TICK)
+    return Sample(done, size, len([*(proc / "fd").iterdir()]), int(stat[11]) / _TICK, int(stat[12]) / _TICK)
 
 
 def _table(seen: dict[str, list[Sample]], count: int, seconds: float) -> str:
@@ -105,12 +106,14 @@ def _table(seen: dict[str, list[Sample]], count: int, seconds: float) -> str:
         slope = np.polyfit(done / 1000, sizes, 1)[0]
         files = f"{steady[0].files}, {steady[-1].files}"
         lines.append(f"| {name} | {sizes[0]:.0f} | {sizes[-1]:.0f} | {slope:+.2f} | {files} |")
-    cpu = max(sample.cpu for sample in seen["driver"])
+    last = seen["driver"][-1]
+    cpu = last.user + last.kernel
     share = cpu / seconds
     lines += [
         "",
         f"The run took {seconds:.0f} s, {count / seconds:.0f} sources a second.",
-        f"The driver used {cpu:.1f} s of CPU, {cpu / count * 1000:.2f} s for 1,000 sources:",
+        f"The driver used {cpu:.1f} s of CPU, {last.kernel:.1f} s of it in the kernel,",
+        f"{cpu / count * 1000:.2f} s for 1,000 sources:",
         f"{share:.1%} of a core, {share / count * 1000:.2%} per 1,000 sources.",
     ]
     return "\n".join(lines)
