@@ -3,7 +3,8 @@
 A shard is known by what it says of itself: llm.c's magic number, numpy's, or,
 for headerless files, a name or a word from the caller. Looking at a shard reads
 its first bytes and its size; its tokens are mapped when they are first used.
-A compressed shard is one zstd frame of the same bytes, and is unpacked whole.
+A compressed shard is one zstd frame of the same bytes, with their size and a
+checksum, and is unpacked whole.
 """
 
 import struct
@@ -16,13 +17,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fwconvert import zipped
 from fwconvert.config import TokenType
 from fwconvert.errors import ShardError, message
+from fwconvert.formats import ZIPPED
 from fwconvert.shard import map_array, numpy_type
 
 Kind = Literal["llmc", "npy", "raw"]
 
-COMPRESSED = ".zst"
 # What nanoGPT calls its headerless files.
 RAW_NAMES = ("train.bin", "val.bin")
 
@@ -63,11 +65,11 @@ class TokenFile:
     def read(self) -> NDArray[Any]:
         """Return its tokens: mapped, or unpacked into memory if the shard is compressed."""
         kind = numpy_type(self.token_type)
-        if self.path.suffix != COMPRESSED:
+        if self.path.suffix != ZIPPED:
             # Slices of the plain type are made twice as fast as those of np.memmap.
             tokens = np.asarray(map_array(self.path, kind, self.offset))
         else:
-            tokens = np.frombuffer(_unpacked(self.path, self.bytes), kind, offset=self.offset)
+            tokens = zipped.unzip(self.path, self.bytes)[self.offset :].view(kind)
         if len(tokens) != self.tokens:
             raise _refusal("a token shard has changed since it was looked at", self.path)
         return tokens
@@ -110,7 +112,7 @@ def _kind(path: Path, head: bytes) -> Kind:
         return "npy"
     if len(head) >= 8 and struct.unpack_from("<2i", head) in _LLMC:
         return "llmc"
-    if path.name.removesuffix(COMPRESSED) in RAW_NAMES:
+    if path.name.removesuffix(ZIPPED) in RAW_NAMES:
         return "raw"
     wrong = "this is not a token shard: neither llm.c's format nor numpy's"
     raise _refusal(
@@ -146,33 +148,10 @@ def _npy(path: Path, head: bytes, size: int) -> TokenFile:
 def _head(path: Path) -> tuple[bytes, int, int]:
     """Return the first bytes of what a file holds, its size, and its size unpacked."""
     mapped = np.asarray(map_array(path, np.dtype(np.uint8), 0))
-    if path.suffix != COMPRESSED:
+    if path.suffix != ZIPPED:
         return mapped[:_HEAD_BYTES].tobytes(), len(mapped), len(mapped)
-    import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
-
-    try:
-        unpacked = zstandard.frame_content_size(mapped[:64].tobytes())
-        with zstandard.ZstdDecompressor().stream_reader(mapped.data) as reader:
-            head = reader.read(_HEAD_BYTES)
-    except zstandard.ZstdError as error:
-        raise _refusal("a compressed token shard cannot be unpacked", path, reason=error) from error
-    if unpacked < 0:
-        raise _refusal("a compressed token shard does not say how large it is unpacked", path)
-    return head, len(mapped), unpacked
-
-
-def _unpacked(path: Path, size: int) -> bytes:
-    import zstandard  # noqa: PLC0415
-
-    try:
-        content = zstandard.ZstdDecompressor().decompress(path.read_bytes(), allow_extra_data=False)
-    except (zstandard.ZstdError, OSError) as error:
-        raise _refusal("a compressed token shard cannot be unpacked", path, reason=error) from error
-    if len(content) != size:
-        raise _refusal(
-            "a compressed token shard has another size than it says", path, bytes=f"{len(content):,}"
-        )
-    return content
+    with zipped.unzipping(path) as content:
+        return content.read(_HEAD_BYTES), len(mapped), zipped.content_size(path)
 
 
 def _refusal(wrong: str, path: Path, *actions: str, **values: object) -> ShardError:

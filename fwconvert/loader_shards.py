@@ -17,7 +17,8 @@ from fwconvert import formats, names, records, run_manifest
 from fwconvert.config import TokenType, is_safe
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.folder import RunFolder
-from fwconvert.loader_files import COMPRESSED, Expected, Kind, TokenFile, look
+from fwconvert.formats import ZIPPED
+from fwconvert.loader_files import Expected, Kind, TokenFile, look
 from fwconvert.names import Split
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import RunManifest
@@ -82,7 +83,7 @@ class Shards:
     @property
     def most_open(self) -> int:
         """How many of them may be open at a time."""
-        packed = any(file.path.suffix == COMPRESSED for file in self.files)
+        packed = any(file.path.suffix == ZIPPED for file in self.files)
         return _MOST_UNPACKED if packed else _MOST_MAPPED
 
 
@@ -174,7 +175,7 @@ def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) ->
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
         path = wanted.folder.shard(line.name)
-        packed = path.with_name(path.name + COMPRESSED)
+        packed = path.with_name(path.name + ZIPPED)
         expected = Expected(kind, rules.token_type, line.tokens, line.bytes)
         found.append(look(packed if packed.is_file() and not path.exists() else path, expected))
     return found
@@ -194,7 +195,7 @@ def _paths(wanted: Wanted) -> list[Path]:
     else:
         found = [Path(path) for path in glob.glob(str(wanted.path))]  # noqa: PTH207  # may be absolute
     there = {path.name for path in found}
-    chosen = [path for path in found if path.name.removesuffix(COMPRESSED) not in there - {path.name}]
+    chosen = [path for path in found if path.name.removesuffix(ZIPPED) not in there - {path.name}]
     if not chosen:
         raise UsageError(
             message(
@@ -209,7 +210,7 @@ def _paths(wanted: Wanted) -> list[Path]:
 
 
 def _is_of(split: Split, name: str) -> bool:
-    suffixed = name.removesuffix(COMPRESSED).endswith(_SUFFIXES) and not name.startswith(".")
+    suffixed = name.removesuffix(ZIPPED).endswith(_SUFFIXES) and not name.startswith(".")
     return suffixed and re.search(rf"(?<![a-z]){split}(?![a-z])", name.lower()) is not None
 
 

@@ -28,7 +28,8 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def packed(path: Path) -> Path:
-    return write(path.with_name(path.name + ".zst"), zstandard.ZstdCompressor().compress(path.read_bytes()))
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes())
+    return write(path.with_name(path.name + ".zst"), frame)
 
 
 def good(folder: Path) -> dict[str, tuple[Path, str]]:

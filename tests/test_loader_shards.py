@@ -212,7 +212,7 @@ def test_a_state_of_one_split_does_not_fit_the_other(finished: Path) -> None:
 
 def test_compressed_shards_of_a_run_are_served_as_the_others(run: Path, finished: Path) -> None:
     for path in run.glob("*.bin"):
-        packed = zstandard.ZstdCompressor().compress(path.read_bytes())
+        packed = zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes())
         path.with_name(path.name + ".zst").write_bytes(packed)
         path.unlink()
 
@@ -277,7 +277,8 @@ def test_a_pattern_or_a_file_is_served_as_it_is_named(tmp_path: Path) -> None:
 def test_a_shard_that_is_there_twice_is_served_once(tmp_path: Path) -> None:
     write(tmp_path, told([100]))
     path = tmp_path / "fineweb_train_000001.bin"
-    path.with_name(path.name + ".zst").write_bytes(zstandard.ZstdCompressor().compress(path.read_bytes()))
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes())
+    path.with_name(path.name + ".zst").write_bytes(frame)
 
     assert names(tmp_path) == [path.name]
     path.unlink()

@@ -866,6 +866,20 @@ def another(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else f"{value or ''}x"
 
 
+def assert_change_is_noticed(out: Path, original: bytes, way: list[Any], last: Any) -> None:
+    """Change one value of a run manifest, found by keys and indices."""
+    manifest = json.loads(original)
+    parent = manifest
+    for key in way:
+        parent = parent[key]
+    parent[last] = another(parent[last])
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    try:
+        assert told(out), (way, last)
+    except ManifestError:
+        assert way in ([], ["rules"])
+
+
 @pytest.mark.parametrize(("kind", "step"), [(AFTER, 3), (Kind("contiguous"), 7)], ids=str)
 def test_no_value_of_a_run_manifest_changes_unnoticed(
     run: Run, kind: Kind, step: int, tmp_path: Path
@@ -876,16 +890,7 @@ def test_no_value_of_a_run_manifest_changes_unnoticed(
     for *way, last in leaves(json.loads(original))[::step]:
         if last == "sessions" or "sessions" in way or (way and (way[0], last) in UNPROVABLE):
             continue
-        manifest = json.loads(original)
-        parent = manifest
-        for key in way:
-            parent = parent[key]
-        parent[last] = another(parent[last])
-        (out / "manifest.json").write_text(json.dumps(manifest))
-        try:
-            assert told(out), (way, last)
-        except ManifestError:
-            assert way in ([], ["rules"])
+        assert_change_is_noticed(out, original, way, last)
 
 
 @pytest.mark.parametrize(
@@ -965,16 +970,7 @@ def test_no_value_of_a_limited_run_manifest_changes_unnoticed(limited: Path) -> 
             continue
         if (way, last) in unread:
             continue
-        manifest = json.loads(original)
-        parent = manifest
-        for key in way:
-            parent = parent[key]
-        parent[last] = another(parent[last])
-        (limited / "manifest.json").write_text(json.dumps(manifest))
-        try:
-            assert told(limited), (way, last)
-        except ManifestError:
-            assert way in ([], ["rules"])
+        assert_change_is_noticed(limited, original, way, last)
 
 
 @pytest.mark.parametrize(

@@ -448,16 +448,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(sources: Path, 
 def test_another_choice_is_another_recipe_and_the_difference_is_told(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--source",
-        str(sources),
-        "--out",
-        str(tmp_path / "out"),
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "1",
-    ]
+    words = runner.command(sources, tmp_path / "out", tokenizer="bytes", workers=1)[3:]
     first = ["--where", "score>1 and language=='en'", "--limit-documents", "9", "--min-score", "1"]
     assert cli.main([*words, *first]) == 0
     same = ["--where", '(score > 1) and (language == "en")', "--limit-documents", "9", "--min-score", "1.0"]
@@ -474,16 +465,7 @@ def test_another_choice_is_another_recipe_and_the_difference_is_told(
 def test_the_summary_the_status_and_the_plan_tell_of_the_choice(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--source",
-        str(sources),
-        "--out",
-        str(tmp_path / "out"),
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "1",
-    ]
+    words = runner.command(sources, tmp_path / "out", tokenizer="bytes", workers=1)[3:]
     choice = ["--min-int-score", "3", "--limit-documents", "20"]
     assert cli.main(["plan", *words, *choice]) == 0
     assert "how much it keeps is not known" in capsys.readouterr().out
