@@ -33,6 +33,7 @@ Kind = Literal[
     "ignore_range",  # 200 with the whole content
     "noheader",  # leave out the headers `names`
     "slow",  # send `rate` bytes per second
+    "late",  # send nothing before `until` holds
 ]
 
 
@@ -103,6 +104,7 @@ class Fault:
     missing: int = 1
     names: Sequence[str] = ("X-Repo-Commit", "ETag", "X-Linked-Etag")
     rate: int = 64 * 1024
+    until: Callable[[], bool] = bool
 
     def __post_init__(self) -> None:
         assert self.kind in get_args(Kind), self.kind
@@ -307,6 +309,9 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _send(self, answer: Answer, fault: Fault | None, exchange: Exchange) -> None:
+        while fault and fault.kind == "late" and not fault.until():
+            if self._wait(0.005):
+                raise ConnectionAbortedError("the server is being stopped")
         length = 0 if self.command == "HEAD" else answer.body.length
         cut = fault.cut(length) if fault else None
         if cut != -1:

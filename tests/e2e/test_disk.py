@@ -1,6 +1,8 @@
 """Disk is bounded: a run needs its output and little more, whatever the layout."""
 
+import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import corpus
@@ -9,32 +11,45 @@ import runner
 
 
 class DiskWatch(threading.Thread):
-    """Looks at the size of a folder all the time, and keeps the largest."""
+    """Looks at the size of a folder all the time, and keeps the largest.
+
+    A look takes a while, in which files come and go. What two looks in a row
+    found was there between them, so their common files are never too much.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
         self._end = threading.Event()
+        self._before: dict[int, int] = {}
         self.peak = 0
 
     def run(self) -> None:
         while not self._end.wait(0.0005):
-            self.peak = max(self.peak, _size(self._folder))
+            self._look()
+
+    def _look(self) -> None:
+        before, now = self._before, _files(self._folder)
+        common = sum(min(before[inode], now[inode]) for inode in before.keys() & now.keys())
+        self.peak, self._before = max(self.peak, common), now
 
     def stop(self) -> int:
         self._end.set()
         self.join()
+        self._look()
+        self._look()
         return self.peak
 
 
-def _size(folder: Path) -> int:
-    total = 0
+def _files(folder: Path) -> dict[int, int]:
+    """Return the size of every file, by its inode: a file may be renamed."""
+    found = {}
     for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # It was renamed or removed just now.
-            continue
-    return total
+        with suppress(FileNotFoundError):  # It was renamed or removed just now.
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found[status.st_ino] = status.st_size
+    return found
 
 
 @pytest.mark.parametrize("layout", ["independent", "contiguous"])
@@ -46,7 +61,7 @@ def test_the_join_needs_little_more_than_the_output(layout: str, tmp_path: Path)
     watch = DiskWatch(out)
     watch.start()
     result = runner.convert(sources, out, tokenizer="bytes", shard_tokens=300_000, layout=layout)
-    peak, whole = watch.stop(), _size(out)
+    peak, whole = watch.stop(), sum(_files(out).values())
     assert result.complete
     # One worker: the shard that it writes, the tail that it is cutting, and the small records.
     largest_tail = 2 * 2 * 40_001 * len("document 7 ")
