@@ -14,9 +14,10 @@ The policy is here and not in an engine, so that it is the same everywhere:
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from fwconvert.engine import Engine, Progress
@@ -76,6 +77,8 @@ class _Flight:
     urgent: deque[_State] = field(default_factory=deque)
     later: deque[_State] = field(default_factory=deque)
     flying: "dict[Future[Outcome], _State]" = field(default_factory=dict)
+    # Those of them that have ended, told by whichever thread ended them.
+    landed: "SimpleQueue[Future[Outcome]]" = field(default_factory=SimpleQueue)
     # The orders whose workers were killed from outside, until they are settled.
     suspects: set[str] = field(default_factory=set)
     # Why nothing more is coming, though it should.
@@ -89,7 +92,9 @@ class _Flight:
     def fill(self) -> None:
         """Start as many orders as may run and are ready."""
         while len(self.flying) < self._limit() and (state := self._next()) is not None:
-            self.flying[self.engine.submit(state.order)] = state
+            future = self.engine.submit(state.order)
+            self.flying[future] = state
+            future.add_done_callback(self.landed.put)
 
     def _next(self) -> _State | None:
         if self.urgent:
@@ -119,8 +124,8 @@ class _Flight:
             if not self.over:
                 time.sleep(_LOOK_SECONDS)  # for the first source to come
             return
-        finished, _ = wait(self.flying, seconds, FIRST_COMPLETED)
-        for future in finished:
+        with suppress(Empty):
+            future = self.landed.get(timeout=seconds)
             self._settle(self.flying.pop(future), self.engine.outcome(future))
 
     def _limit(self) -> int:

@@ -139,6 +139,11 @@ class RunFolder:
         """Make `content` the content of a record in the folder, durably and all at once."""
         atomic.replace(path, content, self.temporary)
 
+    def remove_tail(self, key: str) -> None:
+        """Remove a job's tail if it is there."""
+        atomic.remove(self.tail(key))
+        atomic.remove(self.tail_index(key))
+
     def make(self) -> None:
         """Make all the folders."""
         for folder in (

@@ -80,6 +80,8 @@ class JoinOrder:
     absorbed: Absorbed | None = None
     # Where the tokens of each source begin, for the shard's line.
     places: tuple[tuple[int, int], ...] = ()
+    # Tails that nobody needs any more, to be removed first: the driver has better things to do.
+    spent: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -180,7 +180,7 @@ def _begin(
         if past.id in unclean:
             session.write(folder, session.ended(past, f"cut off; its files were checked by {current.id}"))
     work.take_back()
-    work.remove_leftovers()
+    work.leftovers.remove()
     return work
 
 
@@ -219,6 +219,8 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
             _convert_all(work, supply, engine)
             if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
+                for key in work.leftovers.take_spent():
+                    work.folder.remove_tail(key)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"
     except Stopped:
         outcome = "stopped"

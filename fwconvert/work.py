@@ -5,7 +5,6 @@ an order counts when its receipt is published, whether or not we live to see it.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards, last_full
+from fwconvert.leftovers import Leftovers
 from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
@@ -55,7 +55,6 @@ class Work:
     session_tokens: int = 0
     session_bytes: int = 0
     session_joined: int = 0
-    _covered: Counter[int] = field(default_factory=Counter)
     _joining: int = 0
     _manifest_at: float = 0.0
     _limit: Limit = "network"
@@ -66,7 +65,7 @@ class Work:
         self.tokens = sum(receipt.counts.tokens for receipt in receipts)
         self.bytes = sum(receipt.source_bytes for receipt in receipts)
         self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
-        self._covered = self.survey.covered
+        self.leftovers = Leftovers(self.folder, self.recipe, self.survey)
         files = self.recipe.source.files
         self.limits = Limits(self.recipe.rules, self.expected or [NOTHING] * len(files))
         for index, file in enumerate(files):
@@ -119,13 +118,15 @@ class Work:
         jobs = [self.survey.jobs[file.path] for file in files]
         shards = joined_shards([job.tail.tokens for job in jobs], rules, last_full(jobs))
         self._joining = sum(shard.tokens for shard in shards)
+        context = self.context
         for shard in shards:
             name = names.joined_shard(self.recipe, shard.split, shard.number)
             if self._is_joined(name, shard.segments):
                 continue
             keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
+            spent = self.leftovers.take_spent()
             yield JoinOrder(
-                self.context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places
+                context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places, spent
             )
 
     @property
@@ -148,8 +149,7 @@ class Work:
         self.bytes += receipt.source_bytes
         self.session_tokens += receipt.counts.tokens
         self.session_bytes += receipt.source_bytes
-        atomic.remove(self.folder.quarantined(order.key))
-        self._remove_tail_if_joined(order.source_index)
+        self.leftovers.job_done(order.source_index)
         self.limits.done(order.source_index, receipt.counts)
         self.take_back()
         self.origin.release(order.source)
@@ -177,10 +177,7 @@ class Work:
         self.survey.joins[receipt.shard.name] = receipt
         self.joined += receipt.shard.tokens
         self.session_joined += receipt.shard.tokens
-        for segment in receipt.segments:
-            self._covered[segment.source] += segment.tokens
-            self._remove_tail_if_joined(segment.source)
-        self._remove_absorbed(receipt)
+        self.leftovers.join_done(receipt)
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
         """Tell of a failed attempt; put the job in quarantine if it was the last."""
@@ -235,29 +232,6 @@ class Work:
         elif len(running) < min(self.session.workers, left):
             self._limit = "network"
         return {"fetched": traffic.bytes, "limit": self._limit}
-
-    def remove_leftovers(self) -> None:
-        """Remove what a session that was cut off could not: joined tails, and failures since mended."""
-        for index, file in enumerate(self.recipe.source.files):
-            self._remove_tail_if_joined(index)
-            if file.path in self.survey.jobs:
-                atomic.remove(self.folder.quarantined(names.job_key(file.path)))
-        for join in self.survey.joins.values():
-            self._remove_absorbed(join)
-
-    def _remove_absorbed(self, join: JoinReceipt) -> None:
-        if join.taken:
-            name = join.taken.name
-            for file in (name, *names.sidecars(self.recipe.rules, name)):
-                atomic.remove(self.folder.shard(file))
-            atomic.remove(self.folder.shard_index(name))
-
-    def _remove_tail_if_joined(self, source_index: int) -> None:
-        path = self.recipe.source.files[source_index].path
-        receipt = self.survey.jobs.get(path)
-        if receipt and receipt.tail.tokens == self._covered[source_index]:
-            atomic.remove(self.folder.tail(names.job_key(path)))
-            atomic.remove(self.folder.tail_index(names.job_key(path)))
 
     def manifest(self, *, complete: bool = False) -> run_manifest.RunManifest:
         """Return the run manifest as of now."""
@@ -316,3 +290,4 @@ class Work:
         record = Quarantined(order.source.path, attempts[-1].message, texts)
         self.given_up[order.source.path] = record
         self.folder.write(self.folder.quarantined(order.key), records.encode(record) + b"\n")
+        self.leftovers.job_given_up(order.key)

@@ -67,6 +67,8 @@ def join(order: JoinOrder) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
     folder = RunFolder(context.out)
+    for key in order.spent:
+        folder.remove_tail(key)
     with ShardWriter(folder.temporary, order.key, context.rules, order.tokens, context.threads) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
