@@ -92,7 +92,7 @@ def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iter
     failing = [(*pair, error) for pair in every for error in ERRORS[pair[1].call]]
     errors = failing if full else dice.sample(failing, 60)
     yield Row("a call fails (ENOSPC, EIO, …)", [Task(checks.fail, three) for three in errors])
-    for kind, worlds in (("ext4", {0, 3, 4}), ("xfs", {0, 3})):
+    for kind, worlds in (("ext4", {0, 3, 4, 7, 9}), ("xfs", {0, 3, 7})):
         on_disk = [pair for pair in every if pair[0] in worlds]
         tasks = [Task(checks.cut, (kind, *pair)) for pair in (on_disk if full else dice.sample(on_disk, 20))]
         yield Row(f"power cut on {kind} at a call", tasks, disks.why_not(kind))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +40,20 @@ class World:
     files: int
     rows: int
     options: tuple[str, ...]
+    # Not the conversion is tortured, but an export of what it made, with these options.
+    export: tuple[str, ...] = ()
+    # All rows of a source are the same, so that its footer tells of far less than it holds.
+    alike: bool = False
 
     def command(self, sources: Path, out: Path, *more: str) -> list[str]:
-        """Return the words of the command."""
-        words = ["--source", str(sources), "--out", str(out), "--workers", "1", "--no-disk-check"]
-        return [*words, *self.options, *more]
+        """Return the words of the command. For an export, `sources` is the finished run."""
+        begin = ["export", str(sources)] if self.export else ["--source", str(sources)]
+        options = self.export or self.options
+        return [*begin, "--out", str(out), "--workers", "1", "--no-disk-check", *options, *more]
 
 
 _SMALL = ("--tokenizer", "bytes", "--val-tokens", "700")
+_LIMIT = ("--limit-tokens", "16000", "--where", "length > 3", "--workers", "3")
 WORLDS = (
     World("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
     World("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
@@ -56,6 +62,15 @@ WORLDS = (
     World("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
     World("one file", 3, 12, (*_SMALL, "--format", "raw")),
     World("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
+    World("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True),
+    World("compressed", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--compress", "zstd")),
+    World(
+        "an export",
+        3,
+        12,
+        (*_SMALL, "--shard-tokens", "1500"),
+        export=("--shard-tokens", "2100", "--eot", "after", "--format", "npy"),
+    ),
 )
 
 
@@ -66,7 +81,11 @@ def make_sources(world: World, folder: Path) -> Path:
     for number in range(world.files):
         lengths = random.integers(1, 900, world.rows)
         texts = ["".join(map(chr, random.integers(97, 123, length))) for length in lengths]
-        pq.write_table(pa.table({"text": texts}), folder / f"{number:03}.parquet", row_group_size=5)
+        if world.alike:
+            texts = texts[:1] * world.rows
+        table = pa.table({"text": texts, "length": [len(text) for text in texts]})
+        size = world.rows if world.alike else 5
+        pq.write_table(table, folder / f"{number:03}.parquet", row_group_size=size)
     return folder
 
 
@@ -102,7 +121,12 @@ class Place:
     @classmethod
     def made(cls, world: World, scratch: Path, out: Path) -> "Place":
         """Convert once, undisturbed, to know what is right and which calls there are."""
-        place = cls(world, make_sources(world, scratch / "sources"), out, scratch)
+        sources = make_sources(world, scratch / "sources")
+        if world.export:
+            run = cls(replace(world, export=()), sources, scratch / "run", scratch)
+            ended, sources = run.session(), run.out
+            assert ended.code == 0, ended.said
+        place = cls(world, sources, out, scratch)
         interposer = Interposer(out, None)
         ended = place.session(interposer=interposer)
         assert ended.code == 0, ended.said
