@@ -47,7 +47,7 @@ def test_a_tail_that_a_cut_off_session_left_goes_although_nothing_is_to_be_done(
 
 def test_a_job_that_is_converted_again_after_the_join_leaves_no_tail(tmp_path: Path) -> None:
     folder, tree = finished(tmp_path)
-    first = sorted(folder.receipts.iterdir())[0]
+    first = min(folder.receipts.iterdir())
     assert records.read(first, Receipt).tail.tokens > 0
     first.unlink()
     convert(tmp_path)

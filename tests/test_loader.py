@@ -1,6 +1,7 @@
 """Every window exactly once, in one order, whoever is served: against lists that a child could check."""
 
 import json
+import os
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -291,6 +292,24 @@ def test_four_byte_tokens_are_served_as_such(tmp_path: Path) -> None:
 
     assert rows(served) == shuffled(windows(shards, 1000), 0, 0)
     assert served[0].dtype == np.dtype(np.uint32)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the file has a hole of 8 GB, which Windows would write")
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_a_file_of_more_than_four_billion_tokens_is_served_to_its_end(order: Any, tmp_path: Path) -> None:
+    seq_len, count = 2**22, 2**10 + 1
+    last = np.arange(seq_len + 1, dtype=np.uint32).astype(np.uint16)
+    with (tmp_path / "train.bin").open("wb") as file:
+        file.seek(2 * seq_len * (count - 1))
+        last.tofile(file)
+    loader = Loader(tmp_path, seq_len=seq_len, batch=1, order=order)
+    turns = [*range(count)] if order == "sequential" else shuffled([*range(count)], 0, 0)
+    turn = turns.index(count - 1)
+
+    assert len(loader) == count
+    assert seq_len * (count - 1) == 2**32
+    served = next(iter(loader.resume({**loader.state(), "windows": turn})))
+    assert np.array_equal(served, [last])
 
 
 RUNS = [
