@@ -1,0 +1,74 @@
+"""The runs that are spoilt, and who reads their records."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import corpus
+import pytest
+import runner
+from hostile import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
+
+from fwconvert import catalog, receipt, records, run_manifest, saved_plan, session, shard
+from fwconvert.receipt import JoinReceipt, Quarantined, Receipt
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_processes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fwconvert.run.LocalEngine", InlineEngine)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    base = tmp_path_factory.mktemp("runs")
+    sources = corpus.equal_sources(base / "sources", files=3, rows=30)
+    assert runner.convert(sources, base / "finished", **CHOICES).complete
+    tree = runner.tree(base / "finished")
+
+    good = (sources / BAD).read_bytes()
+    (sources / BAD).write_bytes(bytes(len(good)))
+    assert not runner.convert(sources, base / "halted", **CHOICES).complete
+    (sources / BAD).write_bytes(good)
+    # The one whose source was replaced is no finished run for whoever compares times.
+    assert runner.convert(sources, base / "finished", **CHOICES).untouched
+    return Runs(Run(base / "finished", sources, tree), Run(base / "halted", sources, tree))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "precious").write_bytes(b"precious")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
+    base = tmp_path_factory.mktemp("readers")
+    done, halted = copy_of(runs.finished, base / "out"), copy_of(runs.halted, base / "halted")
+    folder, recipe = done.folder, saved_plan.read_plan(done.folder)
+    manifest = base / "m.json"
+    manifest.write_bytes(records.encode(recipe.source))
+    job, join = next(folder.receipts.glob("00*")), next(folder.joins.iterdir())
+    quarantined = next(halted.folder.quarantine.iterdir())
+    token_shard = min(done.out.glob("*.bin"))
+    index = folder.shard_index(token_shard.name)
+
+    def read_plan() -> object:
+        saved_plan.refuse_other_recipe(folder, recipe)
+        saved_plan.known_sources(folder, recipe)
+        return saved_plan.read_plan(folder)
+
+    found: dict[str, tuple[Path, Callable[[], object]]] = {
+        "source manifest": (manifest, lambda: catalog.find(str(manifest))),
+        "receipt": (job, lambda: receipt.read(job, Receipt, recipe.recipe_id)),
+        "join receipt": (join, lambda: receipt.read(join, JoinReceipt, recipe.recipe_id)),
+        "quarantine record": (quarantined, lambda: records.read(quarantined, Quarantined)),
+        "plan": (folder.plan, read_plan),
+        "session": (next(folder.sessions.iterdir()), lambda: session.all_of(folder)),
+        "run manifest": (folder.manifest, lambda: run_manifest.read(folder)),
+        "token shard": (token_shard, lambda: shard.read_tokens(token_shard, "uint16").tobytes()),
+        "document index": (index, lambda: shard.read_index(index).tobytes()),
+    }
+    return {name: Reader(path, path.read_bytes(), read) for name, (path, read) in found.items()}
