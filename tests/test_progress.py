@@ -9,23 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from snapshots import LONG, Clock, at, job, join_job, joining
 
 import fwconvert
 from fwconvert import progress
-from fwconvert.config import Rules, SourceShard
 from fwconvert.engine import Progress
-from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
-from fwconvert.progress import Pace, PlainProgress, Speed, TerminalProgress
-from fwconvert.receipt import Segment
+from fwconvert.progress import PlainProgress, TerminalProgress
 from fwconvert.run import SilentObserver
-from fwconvert.work import Snapshot
 
 if sys.platform != "win32":
     import fcntl
@@ -35,19 +31,8 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from fwconvert.work import Observer
 
-RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
-CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")
-LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 
 HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -75,28 +60,6 @@ class Screen(io.StringIO):
         return True
 
 
-def job(path: str = "000_00000.parquet", fraction: float = 0.5, tokens: int = 3_210_000) -> Progress:
-    return Progress(ConvertOrder(CONTEXT, SourceShard(path, 10**9), 0, Path(path)), fraction, tokens, 0)
-
-
-def join_job(name: str = "edu_train_000001.bin", fraction: float = 0.25) -> Progress:
-    segments = (Segment(0, 0, 0, 60_000_000), Segment(1, 60_000_000, 0, 40_000_000))
-    return Progress(JoinOrder(CONTEXT, name, "train", segments, ("a", "b")), fraction, 0, 0)
-
-
-def at(done: float, **changes: Any) -> Snapshot:
-    """Return a snapshot of a first session that has done this part of 8 GB, 3 bytes a token."""
-    units = 8_000_000_000
-    tokens = int(done * units / 3)
-    whole = Snapshot("convert", units, done * units, done * units, tokens, 8, int(done * 8), tokens, ())
-    return replace(whole, **changes)
-
-
-def joining(done: float, running: Sequence[Progress] = ()) -> Snapshot:
-    units = 400_000_000
-    return Snapshot("join", units, done * units, done * units, 2_666_666_666, 8, 8, 2_666_666_666, running)
-
-
 def play(observer: "Observer", clock: Clock, jobs: Sequence[Progress] = (), seconds: int = 40) -> None:
     """Show a run of a steady 20 MB/s for some seconds, four times a second."""
     for tick in range(seconds * 4 + 1):
@@ -107,92 +70,6 @@ def play(observer: "Observer", clock: Clock, jobs: Sequence[Progress] = (), seco
 def without_codes(text: str) -> str:
     """Return what was drawn; each new picture begins on a new line."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def test_empty_sources_count_by_number() -> None:
-    assert progress.fraction(at(0, units=0, units_done=0, jobs=4, jobs_done=1)) == 0.25
-    assert progress.fraction(at(0, units=0, units_done=0, jobs=0, jobs_done=0)) == 0
-
-
-def test_the_time_left_is_unknown_without_speed_and_zero_without_work() -> None:
-    assert progress.seconds_left(at(0.5), None) is None
-    assert progress.seconds_left(at(0.5), Speed(0, 0)) is None
-    assert progress.seconds_left(at(1.0), None) == 0
-    assert progress.seconds_left(at(0.5), Speed(4e6, 1)) == 1000
-
-
-@pytest.fixture
-def pace(clock: Clock) -> Pace:
-    return Pace(clock)
-
-
-def test_two_seconds_of_evidence_are_needed(pace: Pace, clock: Clock) -> None:
-    for done, known in ((0.01, False), (0.02, False), (0.03, True)):
-        pace.add(at(done))
-        assert (pace.recent() is not None) is known
-        clock.now += 1
-
-
-def test_the_speed_is_of_the_last_half_minute(pace: Pace, clock: Clock) -> None:
-    done = 0.001
-    for megabytes in [10] * 60 + [40] * 30:
-        pace.add(at(done))
-        clock.now += 1
-        done += megabytes * 1e6 / 8e9
-    pace.add(at(done))
-    speed = pace.recent()
-    assert speed is not None
-    assert speed.units == pytest.approx(40e6)
-    assert speed.tokens == pytest.approx(40e6 / 3, rel=1e-6)
-
-
-def test_a_resumed_run_shows_only_its_own_speed(pace: Pace, clock: Clock) -> None:
-    for seconds in range(6):
-        pace.add(at(0.9, session_units=seconds * 5e6, session_tokens=seconds * 2_000_000))
-        clock.now += 1
-    assert pace.recent() == Speed(5e6, 2e6)
-
-
-def test_the_start_of_the_workers_does_not_count(pace: Pace, clock: Clock) -> None:
-    for done in [0.0] * 20 + [0.01, 0.02, 0.03, 0.04]:
-        pace.add(at(done))
-        clock.now += 1
-    speed = pace.recent()
-    assert speed is not None
-    assert speed.units == pytest.approx(0.01 * 8e9)
-
-
-def test_work_taken_back_by_a_failed_job_is_no_speed(pace: Pace, clock: Clock) -> None:
-    for done in (0.5, 0.4, 0.3):
-        pace.add(at(done))
-        clock.now += 1
-    assert pace.recent() == Speed(0, 0)
-    assert progress.seconds_left(at(0.3), pace.recent()) is None
-
-
-def test_a_run_that_hangs_shows_no_speed(pace: Pace, clock: Clock) -> None:
-    for _ in range(40):
-        pace.add(at(0.5))
-        clock.now += 1
-    assert pace.recent() == Speed(0, 0)
-
-
-def test_the_join_is_measured_by_itself_in_tokens(pace: Pace, clock: Clock) -> None:
-    pace.add(at(1.0))
-    clock.now += 10
-    for done in (0.25, 0.5, 0.75):
-        assert pace.recent() is None
-        pace.add(joining(done))
-        clock.now += 1
-    assert pace.recent() == Speed(1e8, 1e8)
-    assert pace.average(joining(0.75)) == Speed(1e8, 1e8)
-
-
-def test_memory_stays_small(pace: Pace, clock: Clock) -> None:
-    for tick in range(10_000):
-        pace.add(at(tick / 10_000))
-        clock.now += 0.25
-    assert len(pace._samples) < 130
 
 
 def test_it_logs_at_the_start_after_five_seconds_and_every_twenty(clock: Clock) -> None:
@@ -319,14 +196,6 @@ def test_of_64_jobs_as_many_are_shown_as_the_window_has_room_for(clock: Clock, h
     assert count == min(64, max(1, height - 6))
     if count < 64:
         assert lines[-1] == f"  … and {64 - count} more"
-
-
-def test_the_join_counts_tokens() -> None:
-    lines = progress.screen(joining(0.5, [join_job()]), Speed(5e7, 5e7), 80, 24)
-    head, numbers, line = ("".join(text for text, _ in spans) for spans in lines)
-    assert re.fullmatch(r"join ━+─+  50\.0% · 0:00:04 left *", head)
-    assert numbers == "8/8 jobs · 200M tokens joined · 50.0M tokens/s"
-    assert re.fullmatch(r"  edu_train_000001\.bin ━+─+  25% 25\.0M tokens", line)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -561,28 +430,3 @@ def test_a_run_that_fetches_shows_its_download_and_what_it_waits_for(clock: Cloc
             clock.now += 0.25
 
     assert "20.0 MB/s · fetching 30.0 MB/s · limit: workers" in stream.getvalue()
-
-
-def test_a_download_has_a_speed_before_the_first_token(pace: Pace, clock: Clock) -> None:
-    for seconds in range(4):
-        pace.add(at(0, fetched=seconds * 50_000_000, limit="network"))
-        clock.now += 1
-
-    recent = pace.recent()
-    assert recent is not None
-    assert recent.fetched == pytest.approx(50e6)
-    assert recent.tokens == 0
-
-
-def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
-    assert not any("fetch" in part or "limit" in part for part in progress.counts(at(0.5), None))
-
-
-def test_the_time_left_is_that_of_the_slower_of_network_and_workers() -> None:
-    # Of 8 GB half was done before; this session has fetched 2 GB and converted 1 GB.
-    now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, limit="network")
-
-    assert progress.seconds_left(now, Speed(0, 0, 1e6)) == 2000
-    assert progress.seconds_left(now, Speed(1e6, 1, 1e6)) == 3000
-    assert progress.seconds_left(now, Speed(4e6, 1, 1e6)) == 2000
-    assert progress.seconds_left(now, Speed(0, 0, 0)) is None

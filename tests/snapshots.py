@@ -1,0 +1,46 @@
+"""Moments of a run that nobody runs, for the tests of what is shown."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fwconvert.config import Rules, SourceShard
+from fwconvert.engine import Progress
+from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
+from fwconvert.receipt import Segment
+from fwconvert.work import Snapshot
+
+RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
+CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")
+LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(path: str = "000_00000.parquet", fraction: float = 0.5, tokens: int = 3_210_000) -> Progress:
+    return Progress(ConvertOrder(CONTEXT, SourceShard(path, 10**9), 0, Path(path)), fraction, tokens, 0)
+
+
+def join_job(name: str = "edu_train_000001.bin", fraction: float = 0.25) -> Progress:
+    segments = (Segment(0, 0, 0, 60_000_000), Segment(1, 60_000_000, 0, 40_000_000))
+    return Progress(JoinOrder(CONTEXT, name, "train", segments, ("a", "b")), fraction, 0, 0)
+
+
+def at(done: float, **changes: Any) -> Snapshot:
+    """Return a snapshot of a first session that has done this part of 8 GB, 3 bytes a token."""
+    units = 8_000_000_000
+    tokens = int(done * units / 3)
+    whole = Snapshot("convert", units, done * units, done * units, tokens, 8, int(done * 8), tokens, ())
+    return replace(whole, **changes)
+
+
+def joining(done: float, running: Sequence[Progress] = ()) -> Snapshot:
+    units = 400_000_000
+    return Snapshot("join", units, done * units, done * units, 2_666_666_666, 8, 8, 2_666_666_666, running)
