@@ -28,11 +28,11 @@ _SHOWN_PROBLEMS = 3
 
 @dataclass(frozen=True)
 class Task:
-    """One check and how many faults it injects."""
+    """One check and how many faults it injects; None: as many as happen at calls."""
 
     check: Callable[..., list[str]]
     given: tuple[Any, ...]
-    faults: int = 1
+    faults: int | None = None
 
 
 @dataclass
@@ -47,11 +47,8 @@ class Row:
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
     failed: int = 0
-
-    @property
-    def faults(self) -> int:
-        """How many faults were injected."""
-        return 0 if self.skipped else sum(task.faults for task in self.tasks)
+    # How many were injected.
+    faults: int = 0
 
     @property
     def ok(self) -> bool:
@@ -87,8 +84,8 @@ def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iter
     every = [(world, point) for world, known in enumerate(points) for point in known]
     few = every if full else dice.sample(every, 60)
     yield Row("SIGKILL at a call", [Task(checks.kill, pair) for pair in few])
-    again = [(*pair, dice.choice(points[pair[0]])) for pair in (few[::2] if full else few[:20])]
-    yield Row("SIGKILL, and again while resuming", [Task(checks.kill_again, three, 2) for three in again])
+    again = [(*pair, _second(points[pair[0]], pair[1], dice)) for pair in (few[::2] if full else few[:20])]
+    yield Row("SIGKILL, and again while resuming", [Task(checks.kill_again, three) for three in again])
     failing = [(*pair, error) for pair in every for error in ERRORS[pair[1].call]]
     errors = failing if full else dice.sample(failing, 60)
     yield Row("a call fails (ENOSPC, EIO, …)", [Task(checks.fail, three) for three in errors])
@@ -97,28 +94,34 @@ def _rows(points: list[list[Point]], dice: random.Random, *, full: bool) -> Iter
         tasks = [Task(checks.cut, (kind, *pair)) for pair in (on_disk if full else dice.sample(on_disk, 20))]
         yield Row(f"power cut on {kind} at a call", tasks, disks.why_not(kind))
     sizes = range(8_192, 450_000, 4_096 if full else 65_536)
-    yield Row("a disk too small", [Task(checks.fill, (size,)) for size in sizes], disks.why_not("ext4"))
+    yield Row("a disk too small", [Task(checks.fill, (size,), 1) for size in sizes], disks.why_not("ext4"))
     poisoned = (0, 1, 2) if full else (0,)
     poisons = [(world, kind, 1 % WORLDS[world].files) for world in poisoned for kind in checks.POISONS]
-    yield Row("a source that ends its workers", [Task(checks.poison, three) for three in poisons])
+    yield Row("a source that ends its workers", [Task(checks.poison, three, 1) for three in poisons])
     delays = [number / 100 for number in range(60 if full else 4)]
-    yield Row("two sessions at once", [Task(checks.twice, (0, delay)) for delay in delays])
+    yield Row("two sessions at once", [Task(checks.twice, (0, delay), 1) for delay in delays])
     hunts = [(number % len(WORLDS), number) for number in range(400 if full else 4)]
-    yield Row("deaths at random, 4 sessions", [Task(checks.hunt, pair, 4) for pair in hunts])
-    strace = [Task(real.kill, (number,)) for number in range(40 if full else 3)]
+    yield Row("deaths at random, 4 sessions", [Task(checks.hunt, pair) for pair in hunts])
+    strace = [Task(real.kill, (number,), 1) for number in range(40 if full else 3)]
     yield Row("strace kills the spawned program", strace, real.why_not())
-    reads = [Task(real.misread, (number,)) for number in range(60 if full else 3)]
+    reads = [Task(real.misread, (number,), 1) for number in range(60 if full else 3)]
     yield Row("a read of a source fails (strace)", reads, real.why_not())
     chaos = [Task(real.chaos, (seed,), 3) for seed in range(20 if full else 1)]
     yield Row("SIGKILL by the clock, spawned workers", chaos)
     kills = 20 if full else 6
     long = [Task(real.marathon, (seed, kills), kills) for seed in range(10 if full else 1)]
     yield Row("SIGKILL by the clock, 1,000 sources", long)
-    hungry = [Task(real.starve, (number,)) for number in range(4 if full else 1)]
+    hungry = [Task(real.starve, (number,), 1) for number in range(4 if full else 1)]
     yield Row("memory runs out (cgroup)", hungry, real.why_not_starve())
     for kind in ("ext4", "xfs"):
-        tasks = [Task(checks.control, (kind, 0))] * (5 if full else 1)
+        tasks = [Task(checks.control, (kind, 0), 1)] * (5 if full else 1)
         yield Row(f"control: no fsync, power cut on {kind}", tasks, disks.why_not(kind), must_fail=True)
+
+
+def _second(points: list[Point], first: Point, dice: random.Random) -> Point:
+    """Choose where a resuming session dies: the later the first one did, the less is left to do."""
+    all_calls = sum(point.role == first.role and point.call == first.call for point in points)
+    return dice.choice(points).sooner(1 - first.number / all_calls)
 
 
 def _thin(row: Row, dice: random.Random, most: int | None) -> None:
@@ -131,14 +134,15 @@ def _carry_out(row: Row, pool: ProcessPoolExecutor) -> None:
         _tell(f"{row.title}: skipped, {row.skipped}")
         return
     begun = time.monotonic()
-    waiting: dict[Future[list[str]], Task] = {
-        pool.submit(task.check, *task.given): task for task in row.tasks
+    waiting: dict[Future[tuple[list[str], int]], Task] = {
+        pool.submit(checks.counted, task.check, *task.given): task for task in row.tasks
     }
     for number, future in enumerate(as_completed(waiting), 1):
-        problems = _result(future)
+        task = waiting[future]
+        problems, met = _result(future)
+        row.faults += met if task.faults is None else task.faults
         if problems:
             row.failed += 1
-            task = waiting[future]
             row.problems += [f"{task.check.__name__}{task.given}: {problem}" for problem in problems]
             if not row.must_fail:
                 _tell(f"  FAILED {row.problems[-1]}")
@@ -148,11 +152,11 @@ def _carry_out(row: Row, pool: ProcessPoolExecutor) -> None:
     _tell(f"{row.title}: {len(row.tasks):,} checks, {row.failed} failed, {row.seconds:.0f} s")
 
 
-def _result(future: Future[list[str]]) -> list[str]:
+def _result(future: Future[tuple[list[str], int]]) -> tuple[list[str], int]:
     try:
         return future.result()
     except Exception as error:  # noqa: BLE001  # a check that cannot be made is not a check that passed
-        return [f"the check itself failed: {error!r}"]
+        return [f"the check itself failed: {error!r}"], 0
 
 
 def _table(rows: Sequence[Row], seconds: float) -> str:

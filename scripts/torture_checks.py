@@ -22,7 +22,7 @@ from pathlib import Path
 import torture_world
 from torture_disks import Disk, ShrinkingDisk
 from torture_faults import Fault, Interposer, Point
-from torture_world import WORLDS, Ended, Place
+from torture_world import MET, WORLDS, Ended, Place
 
 from fwconvert import documents, worker
 from fwconvert.orders import ConvertOrder
@@ -63,6 +63,13 @@ def place_on(kind: str, world: int, options: str) -> Place:
     """Return the place of a world on a disk of this lane."""
     scratch = lane() / f"{kind}-{options}-{world}"
     return Place.made(WORLDS[world], scratch, disk_of(kind, options).path / f"out-{world}")
+
+
+def counted(check: Callable[..., list[str]], *given: object) -> tuple[list[str], int]:
+    """Make a check; return the problems that it found, and how many faults at calls happened in it."""
+    before = MET["faults"]
+    problems = check(*given)
+    return problems, MET["faults"] - before
 
 
 def points(world: int) -> list[Point]:
@@ -176,10 +183,11 @@ def hunt(world: int, seed: int) -> list[str]:
     place, dice = place_of(world), random.Random(seed)
     problems: list[str] = []
     try:
-        for _ in range(4):
+        for session in range(4):
             role = dice.choice(("driver", "worker"))
             calls = [point for point in place.points if point.role == role]
-            problems += _untidy(place.session(Fault(dice.choice(calls))))
+            # Each session finds less to do than the one before.
+            problems += _untidy(place.session(Fault(dice.choice(calls).sooner(1 / (session + 1)))))
         return [*problems, *_finish(place)]
     finally:
         place.clear()

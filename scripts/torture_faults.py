@@ -43,6 +43,10 @@ class Point:
     call: str
     number: int
 
+    def sooner(self, share: float) -> "Point":
+        """Return the same after a share of as many calls: for a session that has less to do."""
+        return Point(self.role, self.call, 1 + int((self.number - 1) * share))
+
 
 @dataclass(frozen=True)
 class Fault:

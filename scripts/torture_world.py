@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,9 @@ from torture_faults import Fault, Interposer, Point
 # Some are there to be loaded before anything is forked.
 from fwconvert import blocks, cli, engine, progress, run, verify, worker  # noqa: F401
 from fwconvert.errors import FwconvertError
+
+# How many faults at calls have happened in this process: a session may end before it comes to its own.
+MET: Counter[str] = Counter()
 
 _PATIENCE_SECONDS = 60.0
 _ORPHAN_SECONDS = 2.0
@@ -104,7 +108,6 @@ class Ended:
     code: int
     said: str
     orphans: int
-    happened: bool
 
 
 @dataclass
@@ -150,7 +153,8 @@ class Place:
             _live(interposer, log, before, self.world.command(self.sources, self.out, *more))
         code = _wait(child)
         orphans = wait_for_end(child)
-        return Ended(code, log.read_text(errors="replace"), orphans, interposer.happened)
+        MET["faults"] += interposer.happened
+        return Ended(code, log.read_text(errors="replace"), orphans)
 
     def clear(self) -> None:
         """Remove the output."""
