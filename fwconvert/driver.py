@@ -172,10 +172,12 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
             flight.fill()
             flight.land(_TICK_SECONDS)
             # Not after every order: of thousands of small ones, looking would be the main cost.
-            if time.monotonic() - looked_at >= _LOOK_SECONDS:
+            if not flight.over and time.monotonic() - looked_at >= _LOOK_SECONDS:
                 engine.police()
                 watcher.tick(engine.progress())
                 looked_at = time.monotonic()
+        with suppress(Stopped):  # Too late: all is done.
+            watcher.tick([])
     except BaseException:
         _wind_down(flight)
         raise

@@ -485,6 +485,29 @@ def test_the_watcher_hears_something_while_nothing_finishes(witness: Witness) ->
     assert witness.ticks >= 3
 
 
+def test_the_watcher_sees_the_end_however_quick_it_came(witness: Witness) -> None:
+    done_at_ticks: list[int] = []
+    seen = witness.tick
+
+    def tick(running: list[Progress]) -> None:
+        done_at_ticks.append(len(witness.finished))
+        seen(running)
+
+    witness.tick = tick  # type: ignore[method-assign]
+    with ThreadEngine(2) as engine:
+        drive(orders_of("a", "b", "c"), engine, witness)
+
+    assert done_at_ticks[-1] == 3
+
+
+def test_a_wish_to_stop_that_comes_when_all_is_done_comes_too_late(witness: Witness) -> None:
+    witness.wants_to_stop = lambda: len(witness.finished) == 3
+    with ThreadEngine(1) as engine:
+        drive(orders_of("a", "b", "c"), engine, witness)
+
+    assert witness.finished == ["a", "b", "c"]
+
+
 def test_an_engine_without_slots_is_an_error_and_no_endless_wait(witness: Witness) -> None:
     witness.wants_to_stop = lambda: witness.ticks > 100  # Or this would never end.
 
