@@ -64,6 +64,10 @@ class Format:
     zips: bool = False
     # What the loader looks for anywhere in a file name, so that --name must not contain it.
     reserved: tuple[str, ...] = ()
+    # How many bytes of a token the trainer reads as it is.
+    token_bytes: tuple[int, ...] = (2, 4)
+    # Who cannot do with one training shard.
+    wants_two: str = ""
 
     @property
     def header_bytes(self) -> int:
@@ -163,6 +167,7 @@ LLMC = Format(
     limit="a token shard must stay below 2 GiB for llm.c",
     header=Header(_LLMC_BYTES, _llmc_header, _llmc_tokens),
     zips=True,
+    wants_two="modded-nanogpt",
 )
 NPY = Format(
     name="npy",
@@ -185,6 +190,7 @@ RAW = Format(
     is_one_stream=True,
     index_start="<u8",
     zips=True,
+    token_bytes=(2,),
 )
 MEGATRON = Format(
     name="megatron",

@@ -75,11 +75,29 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
         blocked = result.failed and recipe.rules.is_limited
         why = ["the limit counts from the first source on: nothing behind one that failed can be decided"]
         return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
-    if recipe.rules.val_tokens and not result.headline.val_shards:
-        few = f"there is no validation shard: fewer than {recipe.rules.val_tokens:,} tokens to take it from"
-        kept = [] if result.headline.dropped_tokens else ["everything is kept as training data"]
+    if not result.headline.documents:
+        return ["there is not one document: see what was skipped, and the filter if there is one"]
+    return [*_about_splits(result.headline, recipe.rules), *_about_the_trainer(result.headline, recipe.rules)]
+
+
+def _about_splits(head: "Headline", rules: Rules) -> list[str]:
+    if rules.val_tokens and not head.val_shards:
+        few = f"there is no validation shard: fewer than {rules.val_tokens:,} tokens to take it from"
+        kept = [] if head.dropped_tokens else ["everything is kept as training data"]
         return [few, *kept, "see --val-tokens"]
+    if not head.train_shards:
+        return ["there is no training shard: see --val-tokens, which comes first, and --last"]
     return []
+
+
+def _about_the_trainer(head: "Headline", rules: Rules) -> list[str]:
+    """Return what the trainer of this format would stumble over."""
+    kind, said = rules.kind, []
+    if head.train_shards == 1 and kind.wants_two:
+        said.append(f"{kind.wants_two} needs two training shards: see --shard-tokens")
+    if rules.token_bytes not in kind.token_bytes:
+        said.append(f"{kind.trainer} reads uint16, and these tokens are {rules.token_type}: tell it so")
+    return said
 
 
 def what_next(result: "Result") -> str:
