@@ -1,10 +1,9 @@
 """How time and memory grow with the input, and with the number of sources; one worker, one thread.
 
-Time is fitted after the fixed cost has been taken off, which is what a source
-of a single document takes: processes start and the encoder is loaded, which an
-empty source would not need. The small sources all have the same documents, so
-that the encoder, which is slow on words that it has not met, is not what grows.
-An exponent of 1 is proportional; of 0, flat.
+What is fitted is how time grows beyond the first of a series, which pays for
+what is paid once: processes start, the encoder is loaded, and meets most words
+for the first time, at which it is slow. All small sources have the same
+documents. An exponent of 1 is proportional; of 0, flat.
 """
 
 import math
@@ -15,16 +14,17 @@ from pathlib import Path
 from bench_measure import Measure, link, tell
 from bench_rows import Setup, convert, cut
 
+# So many times as much as the first, beyond it.
 MULTIPLES = (1, 2, 4, 8)
-# Enough documents that ten sources take longer than the start-up varies.
-SMALL_ROWS = 200
+# Enough that ten sources take longer than the start-up varies.
+_SMALL_TEXT = 2_000_000
 # Beyond this, more text tells nothing new about growth.
 _MOST_TEXT = 4_000_000_000
 
 
 @dataclass(frozen=True)
 class Point:
-    """One conversion of a series."""
+    """One conversion of a series; `size` is how much it has beyond the first."""
 
     size: float
     label: str
@@ -33,23 +33,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Growth:
-    """A series, and the fixed cost of any conversion."""
+    """A series beyond its first conversion, which shows what is paid once."""
 
     title: str
     points: tuple[Point, ...]
-    fixed: Measure
+    first: Point
 
     def exponents(self) -> dict[str, float | None]:
         """Return the powers of the size that time, CPU time and memory grow with."""
         runs = [point.best for point in self.points]
         return {
-            "time": self._fit([run.seconds - self.fixed.seconds for run in runs]),
-            "CPU": self._fit([run.cpu_seconds - self.fixed.cpu_seconds for run in runs]),
+            "time": self._fit([run.seconds - self.first.best.seconds for run in runs]),
+            "CPU": self._fit([run.cpu_seconds - self.first.best.cpu_seconds for run in runs]),
             "memory": self._fit([float(run.peak_bytes) for run in runs]),
         }
 
     def _fit(self, values: list[float]) -> float | None:
-        """Return the exponent; None if the fixed cost drowns the rest, as on too little text."""
+        """Return the exponent; None if the first drowns the rest, as on too little text."""
         return exponent([point.size for point in self.points], values) if min(values) > 0 else None
 
 
@@ -63,24 +63,30 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 def grow(setup: Setup, rounds: int, counts: Sequence[int]) -> list[Growth]:
     """Measure both series, in interleaved rounds."""
-    least = cut(setup, "least", 1, 1)
-    large = cut(setup, "sizes", MULTIPLES[-1], _rows_of_an_eighth(setup))
-    small = cut(setup, "sources", 1, SMALL_ROWS) * counts[-1]
-    folders = {"least": link(least, setup.work / "growth-least")}
-    folders |= {f"x{many}": link(large[:many], setup.work / f"growth-x{many}") for many in MULTIPLES}
-    folders |= {f"{many}": link(small[:many], setup.work / f"growth-{many}") for many in counts}
+    large = cut(setup, "sizes", 1 + MULTIPLES[-1], _rows(setup, _largest_text(setup) // (1 + MULTIPLES[-1])))
+    small = cut(setup, "sources", 1, _rows(setup, _SMALL_TEXT)) * (1 + counts[-1])
+    folders = {
+        f"{title} {many}": link(files[: 1 + many], setup.work / f"growth-{title}-{many}")
+        for title, files, series in (("text", large, MULTIPLES), ("sources", small, counts))
+        for many in (0, *series)
+    }
     best, text = _measure(setup, folders, rounds)
-    fixed = best["least"]
-    texts = (
-        Point(text[key], f"{key}: {text[key] / 1e6:,.1f} MB", best[key]) for key in best if key[0] == "x"
-    )
-    sources = (Point(float(key), f"{int(key):,}", best[key]) for key in best if key.isdecimal())
-    return [Growth("text", tuple(texts), fixed), Growth("sources", tuple(sources), fixed)]
+    texts = [
+        Point(float(many), f"{text[key] / 1e6:,.1f} MB", best[key])
+        for many in (0, *MULTIPLES)
+        for key in [f"text {many}"]
+    ]
+    sources = [Point(float(many), f"{1 + many:,}", best[f"sources {many}"]) for many in (0, *counts)]
+    return [Growth("text", tuple(texts[1:]), texts[0]), Growth("sources", tuple(sources[1:]), sources[0])]
 
 
-def _rows_of_an_eighth(setup: Setup) -> int:
-    share = min(1, _MOST_TEXT / setup.of_all["text_bytes"])
-    return max(1, int(setup.of_all["documents"] * share) // MULTIPLES[-1])
+def _largest_text(setup: Setup) -> int:
+    return min(_MOST_TEXT, int(setup.of_all["text_bytes"]))
+
+
+def _rows(setup: Setup, text_bytes: int) -> int:
+    """Return how many documents have about so much text."""
+    return max(1, int(setup.of_all["documents"]) * text_bytes // int(setup.of_all["text_bytes"]))
 
 
 def _measure(

@@ -59,22 +59,21 @@ def _row(row: Row, llmc: float | None, ceiling: float | None) -> list[str]:
 
 def growth_table(growth: Growth) -> str:
     """Return a series with its exponents."""
-    head = (growth.title, "seconds", "without the fixed cost", "CPU s", "without the fixed cost", "peak MB")
-    table = markdown(head, [_point(point.label, point.best, growth.fixed) for point in growth.points])
+    head = (growth.title, "seconds", "beyond the first", "CPU s", "beyond the first", "peak MB")
+    points = (growth.first, *growth.points)
+    table = markdown(head, [_point(point.label, point.best, growth.first.best) for point in points])
     fitted = ", ".join(f"{name} {_power(power)}" for name, power in growth.exponents().items())
-    fixed = growth.fixed
-    cost = f"a source of one document takes {fixed.seconds:.2f} s, {fixed.cpu_seconds:.2f} s of CPU"
-    return f"{table}\nFitted exponents: {fitted} (least squares on logarithms; the fixed cost: {cost}).\n"
+    return f"{table}\nFitted exponents of what is beyond the first, which pays for the start: {fitted}.\n"
 
 
-def _point(label: str, best: Measure, fixed: Measure) -> list[str]:
+def _point(label: str, best: Measure, first: Measure) -> list[str]:
     seconds, cpu = best.seconds, best.cpu_seconds
-    net = f"{seconds - fixed.seconds:.2f}", f"{cpu - fixed.cpu_seconds:.2f}"
+    net = f"{seconds - first.seconds:.2f}", f"{cpu - first.cpu_seconds:.2f}"
     return [label, f"{seconds:.2f}", net[0], f"{cpu:.2f}", net[1], f"{best.peak_bytes / 1e6:,.0f}"]
 
 
 def _power(power: float | None) -> str:
-    return "not to be told from the fixed cost" if power is None else f"{power:.2f}"
+    return "not to be told from the first" if power is None else f"{power:.2f}"
 
 
 def stages_table(found: dict[str, Any]) -> str:
