@@ -35,6 +35,8 @@ def start(shared: Board, log: str) -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # The driver blocked them while it started us.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    # numpy would start a thread for every core, in every worker, to multiply matrices; there are none.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _print_into(log)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
