@@ -16,42 +16,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, Protocol, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import loader_shards, records
+from fwconvert import loader_shards, loader_state, records
 from fwconvert.config import TokenType
 from fwconvert.errors import NotReady, UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted
+from fwconvert.loader_state import Order, State, whole
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
 from fwconvert.names import Split
 from fwconvert.permutation import Permutation
-from fwconvert.records import Part
 
-Order = Literal["sequential", "shuffled", "documents"]
-Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T", bound=np.generic)
-
-
-class State(Part, frozen=True):
-    """Where a loader is: after so many windows of an epoch, on all ranks together."""
-
-    order: Order
-    seed: int
-    seq_len: int
-    # What tells the set of shards from others.
-    shards: str
-    epoch: Count = 0
-    windows: Count = 0
-    # Of document order: how many documents were taken, and how many of their tokens were passed over.
-    documents: Count = 0
-    passed: Count = 0
-    # How many tokens were passed over in the epochs before.
-    passed_before: Count = 0
 
 
 @dataclass(eq=False)
@@ -89,6 +70,8 @@ class Loader:
     _passed_before: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("seq_len", "batch", "seed", "rank", "ranks"):
+            setattr(self, name, whole(name, getattr(self, name)))
         self._check()
         self._wanted = Wanted(self.path, self.split, self.raw, self.partial, self.follow)
         self._share = Share(self.batch, self.rank, self.ranks)
@@ -128,6 +111,9 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; if it is the present one, stay where we are."""
+        epoch = whole("epoch", epoch)
+        if epoch < 0:
+            raise UsageError(message("epochs are counted from 0", given=epoch))
         if epoch != self.epoch:
             self.epoch, self._mark = epoch, Mark()
 
@@ -141,21 +127,7 @@ class Loader:
 
     def resume(self, state: Mapping[str, Any]) -> Self:
         """Go to where a state was taken; refuse one of other shards, order, seed or window length."""
-        try:
-            wanted = msgspec.convert(dict(state), State)
-        except msgspec.ValidationError as error:
-            raise UsageError(message("this is not the state of a loader", reason=error)) from error
-        for name in ("shards", "order", "seed", "seq_len"):
-            ours, theirs = getattr(self._identity, name), getattr(wanted, name)
-            if ours != theirs:
-                raise UsageError(
-                    message(
-                        f"this state is of a loader with other {name.replace('_', ' ')}",
-                        "make the loader as it was made then; batch, rank and ranks may differ",
-                        in_state=theirs,
-                        here=ours,
-                    )
-                )
+        wanted = loader_state.read(state, self._identity)
         if self._total is not None and wanted.windows > self._total:
             raise UsageError(
                 message("this state is behind the end", in_state=wanted.windows, windows=self._total)

@@ -34,8 +34,8 @@ ROWS = (
     ("account", "worker"),
     ("documents", "exported", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
     (
-        "fast", "loader_files", "origin", "pin", "places", "saved_plan", "scan", "session", "strays",
-        "stream_reader", "survey", "tails",
+        "fast", "loader_files", "loader_state", "origin", "pin", "places", "saved_plan", "scan", "session",
+        "strays", "stream_reader", "survey", "tails",
     ),
     (
         "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",

@@ -249,6 +249,54 @@ def test_a_state_of_other_shards_is_refused(tmp_path: Path, change: str) -> None
     assert Loader(moved, seq_len=SEQ_LEN).resume(state).state() == state
 
 
+NUMBERS = ("seq_len", "batch", "seed", "rank", "ranks")
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, True, "1", np.float64(1), np.True_, [1]], ids=repr)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_whole_number_is_refused(folder: Path, name: str, wrong: object) -> None:
+    with pytest.raises(UsageError, match=f"{name} of a loader is a whole number"):
+        Loader(folder, **{"seq_len": SEQ_LEN, name: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint16, np.array])
+def test_a_loader_of_numpy_s_numbers_is_that_of_plain_ones(folder: Path, kind: Any) -> None:
+    plain = {"seq_len": SEQ_LEN, "batch": 4, "seed": 7, "rank": 1, "ranks": 2}
+    loader = Loader(folder, **{name: kind(value) for name, value in plain.items()})
+    loader.set_epoch(kind(2))
+    loader.skip(3)
+    state = json.loads(json.dumps(loader.state()))
+
+    again = Loader(folder, **plain).resume(state)  # type: ignore[arg-type]
+    assert again.state() == state
+    assert rows(again) == rows(loader)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.0, None, True, "1"])
+def test_an_epoch_that_no_state_could_tell_is_refused(folder: Path, wrong: Any) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+    before = loader.state()
+
+    with pytest.raises(UsageError, match="epoch"):
+        loader.set_epoch(wrong)
+    assert loader.state() == before
+
+
+@pytest.mark.parametrize("seed", [-5, 2**70])
+def test_any_whole_number_is_a_seed_that_can_be_resumed(folder: Path, seed: int) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, seed=seed)
+    loader.skip(2)
+    again = Loader(folder, seq_len=SEQ_LEN, seed=seed).resume(json.loads(json.dumps(loader.state())))
+
+    assert rows(again) == wanted("shuffled", seed)[16:]
+
+
+@pytest.mark.parametrize("wrong", [None, "state", b"", [1], [("seed", 0)], 7, {1: 2}], ids=repr)
+def test_only_a_mapping_of_words_is_a_state(folder: Path, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)not the state of a loader.*Loader\.state"):
+        Loader(folder, seq_len=SEQ_LEN).resume(wrong)
+
+
 @pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}])
 def test_what_is_no_state_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
     loader = Loader(folder, seq_len=SEQ_LEN)
