@@ -236,6 +236,7 @@ class Loader:
         problems = {
             f"order is none of {', '.join(get_args(Order))}": self.order not in get_args(Order),
             "split is neither train nor val": self.split not in get_args(Split),
+            f"raw is none of {', '.join(get_args(TokenType))}": self.raw not in (None, *get_args(TokenType)),
             "seq_len and batch are at least 1": min(self.seq_len, self.batch) < 1,
             "rank is a number from 0 to ranks - 1": not 0 <= self.rank < self.ranks,
             "a run can only be followed with order='sequential': others need all of it": self.follow

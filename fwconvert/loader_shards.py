@@ -95,7 +95,7 @@ def find(wanted: Wanted) -> Shards:
         raise UsageError(
             message("this is not the folder of a run, so it cannot be followed", folder=wanted.path)
         )
-    files = tuple(look(path, Expected("raw" if wanted.raw else None, wanted.raw)) for path in _paths(wanted))
+    files = tuple(look(path, Expected(raw=wanted.raw)) for path in _paths(wanted))
     _refuse_a_mixture(files)
     told = [[file.name, file.tokens, file.token_type] for file in files]
     return Shards(files[0].token_type, files, (), complete=True, recipe_id="", fingerprint=_short(told))

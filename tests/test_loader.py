@@ -324,6 +324,8 @@ def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
         ({"order": "random"}, "order is none of"),
         ({"split": "test"}, "split is"),
         ({"follow": True}, "order='sequential'"),
+        ({"raw": "int64"}, "raw is none of uint16, uint32"),
+        ({"raw": ""}, "raw is none of"),
         ({"seq_len": 1000}, "too few tokens"),
         ({"order": "documents"}, "order='shuffled'"),
     ],

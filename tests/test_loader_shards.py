@@ -267,6 +267,18 @@ def test_numpy_files_and_nanogpt_s_are_served_too(tmp_path: Path) -> None:
         assert rows(loader) == windows([tokens], 9)
 
 
+def test_a_raw_run_without_its_manifest_is_not_served_as_what_it_is_not(tmp_path: Path) -> None:
+    source, out = corpus.varied(tmp_path / "source"), tmp_path / "out"
+    choices: dict[str, Any] = {"format": "raw", "tokenizer": "cl100k_base", "val_tokens": 300}
+    assert runner.convert(source, out, **choices).complete
+    served = rows(Loader(out, seq_len=9, order="sequential"))
+    (out / "manifest.json").unlink()
+
+    with pytest.raises(ShardError, match=r"(?s)train\.bin.*raw='uint32'"):
+        Loader(out, seq_len=9)
+    assert rows(Loader(out, seq_len=9, order="sequential", raw="uint32")) == served
+
+
 def test_a_pattern_or_a_file_is_served_as_it_is_named(tmp_path: Path) -> None:
     write(tmp_path, told([100, 50, 30]))
 
