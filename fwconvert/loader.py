@@ -27,7 +27,7 @@ from fwconvert.config import TokenType
 from fwconvert.errors import NotReady, UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted
-from fwconvert.loader_state import Order, State, whole
+from fwconvert.loader_state import Order, State
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
 from fwconvert.names import Split
 from fwconvert.permutation import Permutation
@@ -71,7 +71,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch", "seed", "rank", "ranks"):
-            setattr(self, name, whole(name, getattr(self, name)))
+            setattr(self, name, loader_state.whole(name, getattr(self, name)))
         self._check()
         self._wanted = Wanted(self.path, self.split, self.raw, self.partial, self.follow)
         self._share = Share(self.batch, self.rank, self.ranks)
@@ -111,7 +111,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; if it is the present one, stay where we are."""
-        epoch = whole("epoch", epoch)
+        epoch = loader_state.whole("epoch", epoch)
         if epoch < 0:
             raise UsageError(message("epochs are counted from 0", given=epoch))
         if epoch != self.epoch:
@@ -184,6 +184,8 @@ class Loader:
         return Permutation(self._served.total, self.seed, self.epoch)
 
     def _serve(self, shards: Shards) -> None:
+        if self.order != "sequential":
+            shards.check_any_order()
         self._shards = shards
         self._served: _Served
         if self.order == "documents":

@@ -84,7 +84,7 @@ class TokenFile:
 def look(path: Path, expected: Expected) -> TokenFile:
     """Return what a shard says of itself; raise ShardError that names it if that cannot be."""
     head, size, unpacked = _head(path)
-    if expected.bytes is not None and expected.bytes not in {size, unpacked}:
+    if expected.bytes is not None and expected.bytes != size:
         wrong = "a token shard has another size than the run manifest says"
         raise _refusal(wrong, path, bytes=f"{size:,}", bytes_in_manifest=f"{expected.bytes:,}")
     found = _parsed(path, head, unpacked, expected)

@@ -83,8 +83,31 @@ class Shards:
     @property
     def most_open(self) -> int:
         """How many of them may be open at a time."""
-        packed = any(file.path.suffix == ZIPPED for file in self.files)
-        return _MOST_UNPACKED if packed else _MOST_MAPPED
+        return _MOST_UNPACKED if self._packed else _MOST_MAPPED
+
+    def check_any_order(self) -> None:
+        """Raise UsageError if only in sequence a shard would not be unpacked for every other window."""
+        if not self._packed or len(self.files) <= _MOST_UNPACKED:
+            return
+        folder = self.files[0].path.parent
+        export = (
+            [f"fwconvert export {folder} --compress none -o NEW, and serve NEW; or"] if self.lines else []
+        )
+        raise UsageError(
+            message(
+                "so many compressed token shards can only be served in sequence",
+                *export,
+                "unpack them where they are (zstd -d *.zst): plain files are preferred; or",
+                "order='sequential'",
+                folder=folder,
+                shards=f"{len(self.files):,}, of which compressed {self._packed:,}",
+                most=f"{_MOST_UNPACKED}, because each is unpacked whole into memory",
+            )
+        )
+
+    @property
+    def _packed(self) -> int:
+        return sum(file.path.suffix == ZIPPED for file in self.files)
 
 
 def find(wanted: Wanted) -> Shards:
@@ -174,11 +197,18 @@ def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) ->
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-        path = wanted.folder.shard(line.name)
-        packed = path.with_name(path.name + ZIPPED)
-        expected = Expected(kind, rules.token_type, line.tokens, line.bytes)
-        found.append(look(packed if packed.is_file() and not path.exists() else path, expected))
+        path = _path(wanted.folder, line.name)
+        # A line tells the size of the file that the run made, not of what was packed or unpacked since.
+        size = line.bytes if path.name == line.name else None
+        found.append(look(path, Expected(kind, rules.token_type, line.tokens, size)))
     return found
+
+
+def _path(folder: RunFolder, name: str) -> Path:
+    """Return where the content of a shard is: in the plain file if it is there, or else in the compressed."""
+    plain = folder.shard(name.removesuffix(ZIPPED))
+    packed = plain.with_name(plain.name + ZIPPED)
+    return next((path for path in (plain, packed) if path.exists()), folder.shard(name))
 
 
 def _kind(format_name: str) -> Kind:
