@@ -139,6 +139,8 @@ def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
                 jobs_done=f"{manifest.headline.jobs_done:,} of {manifest.headline.jobs:,}",
             )
         )
+    # What is followed may be all there before the run is complete.
+    complete = complete or (wanted.follow and _has_all(manifest, wanted.split))
     lines = _ready(manifest, wanted)
     before = known.lines if known else ()
     if known and before[: len(lines)] == lines and not complete:
@@ -159,6 +161,16 @@ def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
     )
 
 
+def _has_all(manifest: RunManifest, split: Split) -> bool:
+    """Tell whether no more shards of the split will come, though the run goes on.
+
+    In the independent layout validation is the beginning of the first source; the join adds nothing to it.
+    """
+    first = {file.path for file in manifest.sources[:1]}
+    is_done = any(job.path in first for job in manifest.jobs)
+    return split == "val" and manifest.rules.layout == "independent" and is_done
+
+
 def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     """Return the lines of the split that can be served: all, or the beginning that will not change.
 
@@ -176,7 +188,8 @@ def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     first_missing = len(manifest.sources) if missing is None else missing
     border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
     ready = tuple(line for line in ordered if line.name < border)
-    return _without_the_last(ready) if manifest.rules.last == "merge" else ready
+    taken_in = wanted.split == "train" and manifest.rules.last == "merge"
+    return _without_the_last(ready) if taken_in else ready
 
 
 def _without_the_last(lines: tuple[ShardLine, ...]) -> tuple[ShardLine, ...]:

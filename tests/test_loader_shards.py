@@ -148,6 +148,41 @@ def test_an_unfinished_run_is_refused_unless_that_is_wanted(run: Path) -> None:
     assert {name.split("_")[3] for name in names(run, follow=True)} == {"00000"}
 
 
+def test_validation_is_followed_to_its_end_though_the_run_goes_on(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential", "split": "val"}
+    loader = Loader(finished, **choices)
+    loader.skip(1)
+    unfinished(run)
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+
+    assert len(follower) == len(loader)
+    assert rows(follower) == rows(Loader(finished, **choices)) != []
+    assert rows(Loader(run, **choices, follow=True).resume(loader.state())) == rows(loader)
+
+
+def test_validation_is_waited_for_while_the_first_source_is_not_done(run: Path) -> None:
+    def undo(manifest: dict[str, Any]) -> None:
+        manifest["headline"]["complete"] = False
+        del manifest["jobs"][0]
+        manifest["shards"] = [line for line in manifest["shards"] if "_00000_" not in line["name"]]
+
+    change_manifest(run, undo)
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential", "split": "val"}
+
+    with pytest.raises(NotReady, match="nothing new"):
+        rows(Loader(run, **choices, follow=True, poll=0.01, timeout=0.03))
+
+
+def test_validation_that_there_is_not_is_not_waited_for(run: Path) -> None:
+    unfinished(run)
+    change_manifest(
+        run, lambda told: told.update(shards=[line for line in told["shards"] if line["split"] == "train"])
+    )
+
+    with pytest.raises(UsageError, match="no val shard"):
+        Loader(run, seq_len=64, order="sequential", split="val", follow=True)
+
+
 def test_a_state_of_a_part_of_a_run_does_not_fit_the_whole(run: Path, finished: Path) -> None:
     unfinished(run)
     for order in ("sequential", "shuffled", "documents"):
