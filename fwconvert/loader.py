@@ -12,8 +12,7 @@ processes only say who is served what of it. So a state can be resumed by any
 number of ranks with any batch size, and gives exactly the rest.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, get_args
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 
 from fwconvert import loader_shards, loader_state, records
 from fwconvert.config import TokenType
-from fwconvert.errors import NotReady, UsageError, message
+from fwconvert.errors import UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted
 from fwconvert.loader_state import Order, State
+from fwconvert.loader_waiting import Waiting
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
 from fwconvert.names import Split
 from fwconvert.permutation import Permutation
@@ -58,7 +58,8 @@ class Loader:
     drop_last: bool = False
     # Of a run that is not complete, serve what is there now; its states fit nothing else.
     partial: bool = False
-    # Serve a run while it is being made, and wait for more; give up after `timeout` seconds without any.
+    # Serve a run while it is being made, and wait for more; give up (NotReady) after `timeout` seconds
+    # without any, or when it is certain that nobody makes it any more.
     follow: bool = False
     timeout: float | None = None
     poll: float = 5.0
@@ -74,6 +75,7 @@ class Loader:
             setattr(self, name, loader_state.whole(name, getattr(self, name)))
         self._check()
         self._wanted = Wanted(self.path, self.split, self.raw, self.partial, self.follow)
+        self._waiting = Waiting(self._wanted.folder, self.timeout, self.poll)
         self._share = Share(self.batch, self.rank, self.ranks)
         self._serve(self._find())
 
@@ -204,7 +206,7 @@ class Loader:
 
     def _find(self) -> Shards:
         if self.follow and self._wanted.is_run:
-            self._wait_until(self._wanted.folder.manifest.is_file)
+            self._waiting.until(self._wanted.folder.manifest.is_file)
         return loader_shards.find(self._wanted)
 
     def _wait_for_more(self) -> None:
@@ -217,21 +219,7 @@ class Loader:
                 self._serve(found)
             return self._shards is not known
 
-        self._wait_until(more)
-
-    def _wait_until(self, true: Callable[[], bool]) -> None:
-        began = time.monotonic()
-        while not true():
-            if self.timeout is not None and time.monotonic() - began >= self.timeout:
-                raise NotReady(
-                    message(
-                        "the run has made nothing new for too long",
-                        "see how it is with fwconvert status; resume from the last state when there is more",
-                        folder=self.path,
-                        seconds=self.timeout,
-                    )
-                )
-            time.sleep(self.poll)
+        self._waiting.until(more)
 
     def _check(self) -> None:
         """Raise UsageError if the loader cannot be as it was asked for."""

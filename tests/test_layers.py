@@ -28,7 +28,7 @@ ROWS = (
     ("export_run", "loader", "pace", "trace"),
     ("loader_documents", "run", "show", "source_row", "status"),
     ("loader_windows", "supply"),
-    ("driver", "loader_shards", "run_reader", "verify", "work"),
+    ("driver", "loader_shards", "loader_waiting", "run_reader", "verify", "work"),
     ("watching",),
     ("engine", "verify_manifest"),
     ("account", "worker"),
