@@ -12,6 +12,7 @@ processes only say who is served what of it. So a state can be resumed by any
 number of ranks with any batch size, and gives exactly the rest.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -78,6 +79,7 @@ class Loader:
         self._waiting = Waiting(self._wanted.folder, self.timeout, self.poll)
         self._share = Share(self.batch, self.rank, self.ranks)
         self._serve(self._find())
+        self._warn_of_short_shards()
 
     def __iter__(self) -> Iterator[Tokens]:
         return self.steps()
@@ -203,6 +205,22 @@ class Loader:
                     seq_len=f"{self.seq_len:,}",
                 )
             )
+
+    def _warn_of_short_shards(self) -> None:
+        """Warn if most tokens are in no window, because none reaches from one shard to the next."""
+        short = [file.tokens for file in self._shards.files if file.tokens <= self.seq_len]
+        # Document order does fill windows from several shards.
+        if self.order == "documents" or 2 * sum(short) <= self._shards.tokens:
+            return
+        wrong = "most tokens are not served: their shards are too short for a window"
+        advice = "choose a smaller seq_len, or larger shards (fwconvert export --shard-tokens)"
+        told = {
+            "shards": f"{len(short):,} of {len(self._shards.files):,} are too short",
+            "tokens": f"{sum(short):,} of {self._shards.tokens:,} are in them",
+            "seq_len": f"{self.seq_len:,}",
+        }
+        # Of the line that makes the loader: behind us, __post_init__ and __init__.
+        warnings.warn(message(wrong, advice, **told), stacklevel=4)
 
     def _find(self) -> Shards:
         if self.follow and self._wanted.is_run:

@@ -335,6 +335,28 @@ def test_what_cannot_be_is_refused_with_the_reason(folder: Path, choices: dict[s
         Loader(folder, **choices)
 
 
+def test_that_most_shards_are_too_short_is_told_once_where_the_loader_is_made(tmp_path: Path) -> None:
+    write(tmp_path, told([50, 50, 50, 149]))
+
+    with pytest.warns(UserWarning, match=r"(?s)3 of 4 .*150 of 299 .*smaller seq_len") as warned:
+        loader = Loader(tmp_path, seq_len=50)
+    assert [Path(one.filename).name for one in warned] == ["test_loader.py"]
+    assert rows(pickle.loads(pickle.dumps(loader))) == rows(loader) != []
+
+
+@pytest.mark.parametrize(("lengths", "seq_len"), [([50, 50, 100], 50), ([51, 51, 1], 50), ([99], 50)])
+def test_a_few_short_shards_are_not_worth_a_word(tmp_path: Path, lengths: list[int], seq_len: int) -> None:
+    write(tmp_path, told(lengths))
+
+    assert rows(Loader(tmp_path, seq_len=seq_len)) != []
+
+
+def test_documents_of_short_shards_fill_windows_without_a_word(
+    run: tuple[Path, list[list[int]]],
+) -> None:
+    assert rows(Loader(run[0], seq_len=3000, order="documents")) != []
+
+
 def test_four_byte_tokens_are_served_as_such(tmp_path: Path) -> None:
     shards = told([100_000, 200_000], width=4)
     write(tmp_path, shards, width=4)
