@@ -38,7 +38,7 @@ class OutputError(FwconvertError):
 
 
 class NotReady(FwconvertError):
-    """A run that a loader follows has made nothing new for longer than the loader was told to wait."""
+    """A run that a loader follows has made nothing new for too long, or nobody makes it any more."""
 
 
 class Stopped(FwconvertError):

@@ -202,6 +202,22 @@ def holder(folder: RunFolder) -> str:
         os.close(descriptor)
 
 
+def is_deserted(folder: RunFolder) -> bool:
+    """Tell whether it is certain that nobody is at work on the folder: the last was, on this machine."""
+    try:
+        descriptor = os.open(folder.private / "lock", _LOCK_FLAGS)
+    except OSError:
+        return False
+    try:
+        _take_lock(descriptor)
+        # A lock on a shared folder may be known to its own machine alone.
+        return f" on host {socket.gethostname()}, session " in _text(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _who(session: str) -> bytes:
     return f"pid {os.getpid()} on host {socket.gethostname()}, session {session}\n".encode()
 
@@ -222,15 +238,19 @@ def _lock_soon(descriptor: int) -> bool:
 
 def _try_lock(descriptor: int) -> bool:
     try:
-        if sys.platform == "win32":
-            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
-            try:
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            finally:
-                os.lseek(descriptor, 0, os.SEEK_SET)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_lock(descriptor)
     except OSError as error:
         # A file system without locks (some network ones): go on, correctness does not need it.
         return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
     return True
+
+
+def _take_lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,46 +12,28 @@ processes only say who is served what of it. So a state can be resumed by any
 number of ranks with any batch size, and gives exactly the rest.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, Protocol, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import loader_shards, records
+from fwconvert import loader_shards, loader_state, records
 from fwconvert.config import TokenType
-from fwconvert.errors import NotReady, UsageError, message
+from fwconvert.errors import UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted
+from fwconvert.loader_state import Order, State
+from fwconvert.loader_waiting import Waiting
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
 from fwconvert.names import Split
 from fwconvert.permutation import Permutation
-from fwconvert.records import Part
 
-Order = Literal["sequential", "shuffled", "documents"]
-Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T", bound=np.generic)
-
-
-class State(Part, frozen=True):
-    """Where a loader is: after so many windows of an epoch, on all ranks together."""
-
-    order: Order
-    seed: int
-    seq_len: int
-    # What tells the set of shards from others.
-    shards: str
-    epoch: Count = 0
-    windows: Count = 0
-    # Of document order: how many documents were taken, and how many of their tokens were passed over.
-    documents: Count = 0
-    passed: Count = 0
-    # How many tokens were passed over in the epochs before.
-    passed_before: Count = 0
 
 
 @dataclass(eq=False)
@@ -77,7 +59,8 @@ class Loader:
     drop_last: bool = False
     # Of a run that is not complete, serve what is there now; its states fit nothing else.
     partial: bool = False
-    # Serve a run while it is being made, and wait for more; give up after `timeout` seconds without any.
+    # Serve a run while it is being made, and wait for more; give up (NotReady) after `timeout` seconds
+    # without any, or when it is certain that nobody makes it any more.
     follow: bool = False
     timeout: float | None = None
     poll: float = 5.0
@@ -89,10 +72,14 @@ class Loader:
     _passed_before: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("seq_len", "batch", "seed", "rank", "ranks"):
+            setattr(self, name, loader_state.whole(name, getattr(self, name)))
         self._check()
         self._wanted = Wanted(self.path, self.split, self.raw, self.partial, self.follow)
+        self._waiting = Waiting(self._wanted.folder, self.timeout, self.poll)
         self._share = Share(self.batch, self.rank, self.ranks)
         self._serve(self._find())
+        self._warn_of_short_shards()
 
     def __iter__(self) -> Iterator[Tokens]:
         return self.steps()
@@ -128,6 +115,9 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; if it is the present one, stay where we are."""
+        epoch = loader_state.whole("epoch", epoch)
+        if epoch < 0:
+            raise UsageError(message("epochs are counted from 0", given=epoch))
         if epoch != self.epoch:
             self.epoch, self._mark = epoch, Mark()
 
@@ -141,21 +131,7 @@ class Loader:
 
     def resume(self, state: Mapping[str, Any]) -> Self:
         """Go to where a state was taken; refuse one of other shards, order, seed or window length."""
-        try:
-            wanted = msgspec.convert(dict(state), State)
-        except msgspec.ValidationError as error:
-            raise UsageError(message("this is not the state of a loader", reason=error)) from error
-        for name in ("shards", "order", "seed", "seq_len"):
-            ours, theirs = getattr(self._identity, name), getattr(wanted, name)
-            if ours != theirs:
-                raise UsageError(
-                    message(
-                        f"this state is of a loader with other {name.replace('_', ' ')}",
-                        "make the loader as it was made then; batch, rank and ranks may differ",
-                        in_state=theirs,
-                        here=ours,
-                    )
-                )
+        wanted = loader_state.read(state, self._identity)
         if self._total is not None and wanted.windows > self._total:
             raise UsageError(
                 message("this state is behind the end", in_state=wanted.windows, windows=self._total)
@@ -212,6 +188,8 @@ class Loader:
         return Permutation(self._served.total, self.seed, self.epoch)
 
     def _serve(self, shards: Shards) -> None:
+        if self.order != "sequential":
+            shards.check_any_order()
         self._shards = shards
         self._served: _Served
         if self.order == "documents":
@@ -228,9 +206,25 @@ class Loader:
                 )
             )
 
+    def _warn_of_short_shards(self) -> None:
+        """Warn if most tokens are in no window, because none reaches from one shard to the next."""
+        short = [file.tokens for file in self._shards.files if file.tokens <= self.seq_len]
+        # Document order does fill windows from several shards.
+        if self.order == "documents" or 2 * sum(short) <= self._shards.tokens:
+            return
+        wrong = "most tokens are not served: their shards are too short for a window"
+        advice = "choose a smaller seq_len, or larger shards (fwconvert export --shard-tokens)"
+        told = {
+            "shards": f"{len(short):,} of {len(self._shards.files):,} are too short",
+            "tokens": f"{sum(short):,} of {self._shards.tokens:,} are in them",
+            "seq_len": f"{self.seq_len:,}",
+        }
+        # Of the line that makes the loader: behind us, __post_init__ and __init__.
+        warnings.warn(message(wrong, advice, **told), stacklevel=4)
+
     def _find(self) -> Shards:
         if self.follow and self._wanted.is_run:
-            self._wait_until(self._wanted.folder.manifest.is_file)
+            self._waiting.until(self._wanted.folder.manifest.is_file)
         return loader_shards.find(self._wanted)
 
     def _wait_for_more(self) -> None:
@@ -243,27 +237,14 @@ class Loader:
                 self._serve(found)
             return self._shards is not known
 
-        self._wait_until(more)
-
-    def _wait_until(self, true: Callable[[], bool]) -> None:
-        began = time.monotonic()
-        while not true():
-            if self.timeout is not None and time.monotonic() - began >= self.timeout:
-                raise NotReady(
-                    message(
-                        "the run has made nothing new for too long",
-                        "see how it is with fwconvert status; resume from the last state when there is more",
-                        folder=self.path,
-                        seconds=self.timeout,
-                    )
-                )
-            time.sleep(self.poll)
+        self._waiting.until(more)
 
     def _check(self) -> None:
         """Raise UsageError if the loader cannot be as it was asked for."""
         problems = {
             f"order is none of {', '.join(get_args(Order))}": self.order not in get_args(Order),
             "split is neither train nor val": self.split not in get_args(Split),
+            f"raw is none of {', '.join(get_args(TokenType))}": self.raw not in (None, *get_args(TokenType)),
             "seq_len and batch are at least 1": min(self.seq_len, self.batch) < 1,
             "rank is a number from 0 to ranks - 1": not 0 <= self.rank < self.ranks,
             "a run can only be followed with order='sequential': others need all of it": self.follow

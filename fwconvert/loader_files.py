@@ -29,10 +29,14 @@ Kind = Literal["llmc", "npy", "raw"]
 RAW_NAMES = ("train.bin", "val.bin")
 
 _LLMC: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+_LLMC_MAGICS = {magic for magic, _ in _LLMC}
 _LLMC_BYTES = 1024
 _NPY_MAGIC = b"\x93NUMPY"
 # Enough for the header of any format.
 _HEAD_BYTES = 4096
+# The ids of all vocabularies that we know are below 4 * 2**16. In fewer pairs it might be chance.
+_HIGH_HALVES = 4
+_LEAST_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Expected:
     token_type: TokenType | None = None
     tokens: int | None = None
     bytes: int | None = None
+    # The caller's word that it has no header, and what its tokens are.
+    raw: TokenType | None = None
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,14 @@ class TokenFile:
 def look(path: Path, expected: Expected) -> TokenFile:
     """Return what a shard says of itself; raise ShardError that names it if that cannot be."""
     head, size, unpacked = _head(path)
+    if expected.bytes is not None and expected.bytes != size:
+        wrong = "a token shard has another size than the run manifest says"
+        raise _refusal(wrong, path, bytes=f"{size:,}", bytes_in_manifest=f"{expected.bytes:,}")
     found = _parsed(path, head, unpacked, expected)
     width = numpy_type(found.token_type).itemsize
     if found.offset + found.tokens * width != unpacked:
         wrong = "a token shard has another size than its header says"
         raise _refusal(wrong, path, tokens_in_header=f"{found.tokens:,}", bytes=f"{unpacked:,}")
-    if expected.bytes is not None and expected.bytes not in {size, unpacked}:
-        wrong = "a token shard has another size than the run manifest says"
-        raise _refusal(wrong, path, bytes=f"{size:,}", bytes_in_manifest=f"{expected.bytes:,}")
     for what, wanted, there in (
         ("tokens", expected.tokens, found.tokens),
         ("token type", expected.token_type, found.token_type),
@@ -98,26 +104,54 @@ def look(path: Path, expected: Expected) -> TokenFile:
 
 
 def _parsed(path: Path, head: bytes, size: int, expected: Expected) -> TokenFile:
-    kind = expected.kind or _kind(path, head)
+    kind = expected.kind or _kind(path, head, expected.raw)
     if kind == "llmc":
         return _llmc(path, head, size)
     if kind == "npy":
         return _npy(path, head, size)
-    token_type = expected.token_type or "uint16"
-    return TokenFile(path, size // numpy_type(token_type).itemsize, token_type, 0, size)
+    return _raw(path, size, expected.token_type or expected.raw or "uint16")
 
 
-def _kind(path: Path, head: bytes) -> Kind:
-    if head.startswith(_NPY_MAGIC):
-        return "npy"
-    if len(head) >= 8 and struct.unpack_from("<2i", head) in _LLMC:
-        return "llmc"
+def _kind(path: Path, head: bytes, raw: TokenType | None) -> Kind:
+    """Return what a shard of others is, by its first bytes, by the caller's word, or else by its name."""
+    told = _told_kind(head)
+    if told and raw:
+        wrong = "this token shard has a header, which would be served as tokens"
+        raise _refusal(wrong, path, "leave raw out", format=told, given=f"raw={raw!r}")
+    if told:
+        return told
+    if raw:
+        return "raw"
     if path.name.removesuffix(ZIPPED) in RAW_NAMES:
+        _refuse_wide_tokens(path, head)
         return "raw"
     wrong = "this is not a token shard: neither llm.c's format nor numpy's"
     raise _refusal(
         wrong, path, "say raw='uint16' or raw='uint32' if it has no header", first_bytes=head[:12].hex(" ")
     )
+
+
+def _told_kind(head: bytes) -> Kind | None:
+    if head.startswith(_NPY_MAGIC):
+        return "npy"
+    return "llmc" if int.from_bytes(head[:4], "little") in _LLMC_MAGICS else None
+
+
+def _refuse_wide_tokens(path: Path, head: bytes) -> None:
+    """Raise ShardError if what goes for uint16 looks like uint32: every second number is next to nothing."""
+    low, high = np.frombuffer(head[: len(head) // 4 * 4], "<u2").reshape(-1, 2).T
+    if len(high) >= _LEAST_PAIRS and high.max() < _HIGH_HALVES <= low.max():
+        wrong = "this file looks like tokens of 4 bytes, but a file of this name has 2 unless told"
+        advice = "say raw='uint32', or raw='uint16' if it has 2 nevertheless"
+        raise _refusal(wrong, path, advice, first_bytes=head[:12].hex(" "))
+
+
+def _raw(path: Path, size: int, token_type: TokenType) -> TokenFile:
+    tokens, rest = divmod(size, numpy_type(token_type).itemsize)
+    if rest:
+        wrong = "a token shard without a header is cut short, or its tokens are of another type"
+        raise _refusal(wrong, path, bytes=f"{size:,}", token_type=token_type)
+    return TokenFile(path, tokens, token_type, 0, size)
 
 
 def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
@@ -150,8 +184,7 @@ def _head(path: Path) -> tuple[bytes, int, int]:
     mapped = np.asarray(map_array(path, np.dtype(np.uint8), 0))
     if path.suffix != ZIPPED:
         return mapped[:_HEAD_BYTES].tobytes(), len(mapped), len(mapped)
-    with zipped.unzipping(path) as content:
-        return content.read(_HEAD_BYTES), len(mapped), zipped.content_size(path)
+    return zipped.head(path, _HEAD_BYTES), len(mapped), zipped.content_size(path)
 
 
 def _refusal(wrong: str, path: Path, *actions: str, **values: object) -> ShardError:

@@ -83,8 +83,31 @@ class Shards:
     @property
     def most_open(self) -> int:
         """How many of them may be open at a time."""
-        packed = any(file.path.suffix == ZIPPED for file in self.files)
-        return _MOST_UNPACKED if packed else _MOST_MAPPED
+        return _MOST_UNPACKED if self._packed else _MOST_MAPPED
+
+    def check_any_order(self) -> None:
+        """Raise UsageError if only in sequence a shard would not be unpacked for every other window."""
+        if not self._packed or len(self.files) <= _MOST_UNPACKED:
+            return
+        folder = self.files[0].path.parent
+        export = (
+            [f"fwconvert export {folder} --compress none -o NEW, and serve NEW; or"] if self.lines else []
+        )
+        raise UsageError(
+            message(
+                "so many compressed token shards can only be served in sequence",
+                *export,
+                "unpack them where they are (zstd -d *.zst): plain files are preferred; or",
+                "order='sequential'",
+                folder=folder,
+                shards=f"{len(self.files):,}, of which compressed {self._packed:,}",
+                most=f"{_MOST_UNPACKED}, because each is unpacked whole into memory",
+            )
+        )
+
+    @property
+    def _packed(self) -> int:
+        return sum(file.path.suffix == ZIPPED for file in self.files)
 
 
 def find(wanted: Wanted) -> Shards:
@@ -95,7 +118,7 @@ def find(wanted: Wanted) -> Shards:
         raise UsageError(
             message("this is not the folder of a run, so it cannot be followed", folder=wanted.path)
         )
-    files = tuple(look(path, Expected("raw" if wanted.raw else None, wanted.raw)) for path in _paths(wanted))
+    files = tuple(look(path, Expected(raw=wanted.raw)) for path in _paths(wanted))
     _refuse_a_mixture(files)
     told = [[file.name, file.tokens, file.token_type] for file in files]
     return Shards(files[0].token_type, files, (), complete=True, recipe_id="", fingerprint=_short(told))
@@ -116,6 +139,8 @@ def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
                 jobs_done=f"{manifest.headline.jobs_done:,} of {manifest.headline.jobs:,}",
             )
         )
+    # What is followed may be all there before the run is complete.
+    complete = complete or (wanted.follow and _has_all(manifest, wanted.split))
     lines = _ready(manifest, wanted)
     before = known.lines if known else ()
     if known and before[: len(lines)] == lines and not complete:
@@ -136,6 +161,16 @@ def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
     )
 
 
+def _has_all(manifest: RunManifest, split: Split) -> bool:
+    """Tell whether no more shards of the split will come, though the run goes on.
+
+    In the independent layout validation is the beginning of the first source; the join adds nothing to it.
+    """
+    first = {file.path for file in manifest.sources[:1]}
+    is_done = any(job.path in first for job in manifest.jobs)
+    return split == "val" and manifest.rules.layout == "independent" and is_done
+
+
 def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     """Return the lines of the split that can be served: all, or the beginning that will not change.
 
@@ -153,7 +188,8 @@ def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     first_missing = len(manifest.sources) if missing is None else missing
     border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
     ready = tuple(line for line in ordered if line.name < border)
-    return _without_the_last(ready) if manifest.rules.last == "merge" else ready
+    taken_in = wanted.split == "train" and manifest.rules.last == "merge"
+    return _without_the_last(ready) if taken_in else ready
 
 
 def _without_the_last(lines: tuple[ShardLine, ...]) -> tuple[ShardLine, ...]:
@@ -174,11 +210,18 @@ def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) ->
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-        path = wanted.folder.shard(line.name)
-        packed = path.with_name(path.name + ZIPPED)
-        expected = Expected(kind, rules.token_type, line.tokens, line.bytes)
-        found.append(look(packed if packed.is_file() and not path.exists() else path, expected))
+        path = _path(wanted.folder, line.name)
+        # A line tells the size of the file that the run made, not of what was packed or unpacked since.
+        size = line.bytes if path.name == line.name else None
+        found.append(look(path, Expected(kind, rules.token_type, line.tokens, size)))
     return found
+
+
+def _path(folder: RunFolder, name: str) -> Path:
+    """Return where the content of a shard is: in the plain file if it is there, or else in the compressed."""
+    plain = folder.shard(name.removesuffix(ZIPPED))
+    packed = plain.with_name(plain.name + ZIPPED)
+    return next((path for path in (plain, packed) if path.exists()), folder.shard(name))
 
 
 def _kind(format_name: str) -> Kind:

@@ -167,9 +167,11 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
 def token_count(path: Path, token_type: TokenType, kind: Format) -> int:
     """Return how many tokens a token shard has, after its header and its size have been checked."""
-    with opened(path) as file:
-        head = file.read(kind.header_bytes)
-    size = zipped.content_size(path) if path.suffix == ZIPPED else path.stat().st_size
+    if path.suffix == ZIPPED:
+        head, size = zipped.head(path, kind.header_bytes), zipped.content_size(path)
+    else:
+        with path.open("rb") as file:
+            head, size = file.read(kind.header_bytes), path.stat().st_size
     return _check_tokens(path, token_type, kind, head, size)
 
 

@@ -20,6 +20,7 @@ from fwconvert.formats import ZIP_LEVEL
 STEP = 4 * 2**20
 # So little that even zeros, of which it may hold 30,000 times its size, fit in memory.
 _SMALL_STEP = 2**14
+_CUT_SHORT = "it is cut short"
 
 
 def _zstandard() -> Any:
@@ -48,6 +49,15 @@ def unzipping(path: Path) -> Iterator[Any]:
             yield content
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
+
+
+def head(path: Path, most: int) -> bytes:
+    """Return the first bytes of the content of a frame, so many or as many as there are."""
+    with unzipping(path) as content:
+        read: bytes = content.read(most)
+    if len(read) < min(most, content_size(path)):
+        raise _broken(path, _CUT_SHORT)
+    return read
 
 
 def content_size(path: Path) -> int:
@@ -89,7 +99,7 @@ def _parts(path: Path) -> Iterator[bytes]:
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
     if not frame.eof or rest:
-        raise _broken(path, "something follows it" if rest else "it is cut short")
+        raise _broken(path, "something follows it" if rest else _CUT_SHORT)
 
 
 def _broken(path: Path, reason: object) -> ShardError:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.loader import Loader, Order
+from fwconvert.loader import Loader
+from fwconvert.loader_state import Order
 from fwconvert.permutation import Permutation
 
 SEQ_LEN = 1024

@@ -35,7 +35,10 @@ if __name__ == "__main__":
     while step < steps:
         for windows in loader:  # an epoch, or what is left of it
             step += 1
+            if windows.max() >= len(logits):
+                sys.exit(f"token {windows.max()} is not in the table: make the run with --tokenizer bytes")
             print(step, repr(train(logits, windows.astype(np.int64))))
             if step == steps:
                 break
-    np.savez(save, logits=logits, step=step, state=json.dumps(loader.state()))
+    with save.open("wb") as file:  # np.savez would add .npz to a name
+        np.savez(file, logits=logits, step=step, state=json.dumps(loader.state()))

@@ -1,5 +1,6 @@
 """Where everything in a run's folder lies, and that only one session at a time works there."""
 
+import errno
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import child
 import pytest
 
 from fwconvert.errors import OutputError, UsageError
-from fwconvert.folder import Lock, RunFolder, holder
+from fwconvert.folder import Lock, RunFolder, holder, is_deserted
 
 HOLD = """
     import sys
@@ -102,6 +103,43 @@ def test_a_lock_is_free_after_its_holder_has_left(folder: RunFolder, other: "sub
     assert holder(folder) == ""  # Though the process lives.
     with Lock(folder, "ours"):
         pass
+
+
+def test_a_folder_is_deserted_when_its_last_holder_has_left_and_it_was_of_this_machine(
+    folder: RunFolder,
+) -> None:
+    lock = folder.private / "lock"
+    assert not is_deserted(folder)  # Somebody may be about to begin.
+    assert not lock.exists()
+    with Lock(folder, "ours"):
+        assert not is_deserted(folder)
+    assert is_deserted(folder)
+    with Lock(folder, "again"):  # Looking takes nothing away.
+        assert not is_deserted(folder)
+
+    for text in (
+        "",
+        "pid 7 on host elsewhere, session s\n",
+        f"pid 7 on host {socket.gethostname()}.x, session s\n",
+    ):
+        lock.write_text(text)
+        assert not is_deserted(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs flock")
+def test_where_there_are_no_locks_nobody_knows_whether_a_folder_is_deserted(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl  # noqa: PLC0415
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    with Lock(folder, "ours"):
+        pass
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    assert not is_deserted(folder)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")

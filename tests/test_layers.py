@@ -28,14 +28,14 @@ ROWS = (
     ("export_run", "loader", "pace", "trace"),
     ("loader_documents", "run", "show", "source_row", "status"),
     ("loader_windows", "supply"),
-    ("driver", "loader_shards", "run_reader", "verify", "work"),
+    ("driver", "loader_shards", "loader_waiting", "run_reader", "verify", "work"),
     ("watching",),
     ("engine", "verify_manifest"),
     ("account", "worker"),
     ("documents", "exported", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
     (
-        "fast", "loader_files", "origin", "pin", "places", "saved_plan", "scan", "session", "strays",
-        "stream_reader", "survey", "tails",
+        "fast", "loader_files", "loader_state", "origin", "pin", "places", "saved_plan", "scan", "session",
+        "strays", "stream_reader", "survey", "tails",
     ),
     (
         "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",

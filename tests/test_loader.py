@@ -249,6 +249,54 @@ def test_a_state_of_other_shards_is_refused(tmp_path: Path, change: str) -> None
     assert Loader(moved, seq_len=SEQ_LEN).resume(state).state() == state
 
 
+NUMBERS = ("seq_len", "batch", "seed", "rank", "ranks")
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, True, "1", np.float64(1), np.True_, [1]], ids=repr)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_whole_number_is_refused(folder: Path, name: str, wrong: object) -> None:
+    with pytest.raises(UsageError, match=f"{name} of a loader is a whole number"):
+        Loader(folder, **{"seq_len": SEQ_LEN, name: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint16, np.array])
+def test_a_loader_of_numpy_s_numbers_is_that_of_plain_ones(folder: Path, kind: Any) -> None:
+    plain = {"seq_len": SEQ_LEN, "batch": 4, "seed": 7, "rank": 1, "ranks": 2}
+    loader = Loader(folder, **{name: kind(value) for name, value in plain.items()})
+    loader.set_epoch(kind(2))
+    loader.skip(3)
+    state = json.loads(json.dumps(loader.state()))
+
+    again = Loader(folder, **plain).resume(state)  # type: ignore[arg-type]
+    assert again.state() == state
+    assert rows(again) == rows(loader)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.0, None, True, "1"])
+def test_an_epoch_that_no_state_could_tell_is_refused(folder: Path, wrong: Any) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN)
+    before = loader.state()
+
+    with pytest.raises(UsageError, match="epoch"):
+        loader.set_epoch(wrong)
+    assert loader.state() == before
+
+
+@pytest.mark.parametrize("seed", [-5, 2**70])
+def test_any_whole_number_is_a_seed_that_can_be_resumed(folder: Path, seed: int) -> None:
+    loader = Loader(folder, seq_len=SEQ_LEN, seed=seed)
+    loader.skip(2)
+    again = Loader(folder, seq_len=SEQ_LEN, seed=seed).resume(json.loads(json.dumps(loader.state())))
+
+    assert rows(again) == wanted("shuffled", seed)[16:]
+
+
+@pytest.mark.parametrize("wrong", [None, "state", b"", [1], [("seed", 0)], 7, {1: 2}], ids=repr)
+def test_only_a_mapping_of_words_is_a_state(folder: Path, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)not the state of a loader.*Loader\.state"):
+        Loader(folder, seq_len=SEQ_LEN).resume(wrong)
+
+
 @pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}])
 def test_what_is_no_state_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
     loader = Loader(folder, seq_len=SEQ_LEN)
@@ -276,6 +324,8 @@ def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
         ({"order": "random"}, "order is none of"),
         ({"split": "test"}, "split is"),
         ({"follow": True}, "order='sequential'"),
+        ({"raw": "int64"}, "raw is none of uint16, uint32"),
+        ({"raw": ""}, "raw is none of"),
         ({"seq_len": 1000}, "too few tokens"),
         ({"order": "documents"}, "order='shuffled'"),
     ],
@@ -283,6 +333,28 @@ def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
 def test_what_cannot_be_is_refused_with_the_reason(folder: Path, choices: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Loader(folder, **choices)
+
+
+def test_that_most_shards_are_too_short_is_told_once_where_the_loader_is_made(tmp_path: Path) -> None:
+    write(tmp_path, told([50, 50, 50, 149]))
+
+    with pytest.warns(UserWarning, match=r"(?s)3 of 4 .*150 of 299 .*smaller seq_len") as warned:
+        loader = Loader(tmp_path, seq_len=50)
+    assert [Path(one.filename).name for one in warned] == ["test_loader.py"]
+    assert rows(pickle.loads(pickle.dumps(loader))) == rows(loader) != []
+
+
+@pytest.mark.parametrize(("lengths", "seq_len"), [([50, 50, 100], 50), ([51, 51, 1], 50), ([99], 50)])
+def test_a_few_short_shards_are_not_worth_a_word(tmp_path: Path, lengths: list[int], seq_len: int) -> None:
+    write(tmp_path, told(lengths))
+
+    assert rows(Loader(tmp_path, seq_len=seq_len)) != []
+
+
+def test_documents_of_short_shards_fill_windows_without_a_word(
+    run: tuple[Path, list[list[int]]],
+) -> None:
+    assert rows(Loader(run[0], seq_len=3000, order="documents")) != []
 
 
 def test_four_byte_tokens_are_served_as_such(tmp_path: Path) -> None:

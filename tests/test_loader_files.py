@@ -60,9 +60,63 @@ def test_a_shard_is_known_by_what_it_says_of_itself(tmp_path: Path, kind: str, i
 def test_a_headerless_file_is_what_the_caller_says(tmp_path: Path) -> None:
     path = write(tmp_path / "mine_train.bin", struct.pack("<5I", *TOKENS))
 
-    assert look(path, Expected("raw", "uint32")).read().tolist() == TOKENS
+    assert look(path, Expected(raw="uint32")).read().tolist() == TOKENS
     with pytest.raises(ShardError, match=r"(?s)mine_train\.bin.*raw='uint16'"):
         look(path, Expected())
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("raw", ["uint16", "uint32"])
+def test_a_header_is_not_served_as_tokens(tmp_path: Path, kind: str, is_packed: bool, raw: Any) -> None:
+    path, _ = good(tmp_path)[kind]
+    path = packed(path) if is_packed else path
+
+    with pytest.raises(ShardError, match=rf"(?s)has a header.*{path.name}.*leave raw out"):
+        look(path, Expected(raw=raw))
+
+
+def test_llm_c_s_magic_number_is_a_header_in_any_version(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.bin", struct.pack("<256i", 20240520, 2, 0, *[0] * 253))
+
+    for raw in ("uint16", None):
+        with pytest.raises(ShardError, match=r"train\.bin"):
+            look(path, Expected(raw=raw))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("highest", [100_277, 200_018])
+def test_tokens_of_four_bytes_are_not_taken_for_twice_as_many(
+    tmp_path: Path, highest: int, is_packed: bool
+) -> None:
+    ids = np.random.default_rng(1).integers(0, highest, 5000).astype("<u4")
+    path = write(tmp_path / "train.bin", ids.tobytes())
+    path = packed(path) if is_packed else path
+
+    with pytest.raises(ShardError, match=r"(?s)4 bytes.*train\.bin.*raw='uint32', or raw='uint16'"):
+        look(path, Expected())
+    assert look(path, Expected(raw="uint32")).read().tolist() == ids.tolist()
+    assert look(path, Expected(raw="uint16")).tokens == 10_000
+    # The run manifest knows.
+    assert look(path, Expected("raw", "uint32")).tokens == 5000
+    assert look(path, Expected("raw", "uint16")).tokens == 10_000
+
+
+SMALL: dict[str, list[int]] = {
+    "nothing": [],
+    "a few": [7, 0, 9, 1],
+    "zeros": [0] * 5000,
+    "ones and zeros": [0, 1] * 3000,
+    "text of bytes": [256, *b"the cat sat on the mat and so on"],
+    "one that is not small": [1000, 1] * 400 + [1000, 4] + [1000, 1] * 400,
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_tokens_of_two_bytes_are_served_unasked(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "val.bin", struct.pack(f"<{len(SMALL[kind])}H", *SMALL[kind]))
+
+    assert look(path, Expected()).read().tolist() == SMALL[kind]
 
 
 def test_mapped_tokens_cannot_be_written_through(tmp_path: Path) -> None:
@@ -102,6 +156,31 @@ def test_a_damaged_shard_within_a_sound_frame_is_refused(tmp_path: Path, damage:
 
     with pytest.raises(ShardError, match=r"a_train_1\.bin\.zst"):
         look(packed(path), Expected())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep", [10, 20, 1000])
+def test_a_frame_that_is_cut_short_says_so(tmp_path: Path, kind: str, keep: int) -> None:
+    path, token_type = good(tmp_path)[kind]
+    head = path.read_bytes()[:-10]
+    noise = np.random.default_rng(1).integers(0, 50_000, 5000).astype(token_type)
+    path = packed(write(path, head + noise.tobytes()))
+    path.write_bytes(path.read_bytes()[:keep])
+
+    with pytest.raises(ShardError, match=r"(?s)cannot be read.*\.zst.*it is cut short"):
+        look(path, Expected())
+
+
+@pytest.mark.parametrize("expected", [Expected(), Expected(raw="uint32"), Expected("raw", "uint32", 5)])
+def test_a_headerless_shard_that_is_cut_short_does_not_speak_of_a_header(
+    tmp_path: Path, expected: Expected
+) -> None:
+    path = write(tmp_path / "train.bin", bytes(19))
+
+    with pytest.raises(ShardError, match=r"(?s)without a header is cut short.*train\.bin.*19"):
+        look(path, expected)
+    with pytest.raises(ShardError, match=r"(?s)run manifest says.*train\.bin.*19.*20"):
+        look(path, Expected("raw", "uint32", 5, 20))
 
 
 def test_a_frame_that_does_not_tell_its_size_is_refused(tmp_path: Path) -> None:

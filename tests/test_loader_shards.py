@@ -148,6 +148,41 @@ def test_an_unfinished_run_is_refused_unless_that_is_wanted(run: Path) -> None:
     assert {name.split("_")[3] for name in names(run, follow=True)} == {"00000"}
 
 
+def test_validation_is_followed_to_its_end_though_the_run_goes_on(run: Path, finished: Path) -> None:
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential", "split": "val"}
+    loader = Loader(finished, **choices)
+    loader.skip(1)
+    unfinished(run)
+    follower = Loader(run, **choices, follow=True, poll=0.01, timeout=0.03)
+
+    assert len(follower) == len(loader)
+    assert rows(follower) == rows(Loader(finished, **choices)) != []
+    assert rows(Loader(run, **choices, follow=True).resume(loader.state())) == rows(loader)
+
+
+def test_validation_is_waited_for_while_the_first_source_is_not_done(run: Path) -> None:
+    def undo(manifest: dict[str, Any]) -> None:
+        manifest["headline"]["complete"] = False
+        del manifest["jobs"][0]
+        manifest["shards"] = [line for line in manifest["shards"] if "_00000_" not in line["name"]]
+
+    change_manifest(run, undo)
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential", "split": "val"}
+
+    with pytest.raises(NotReady, match="nothing new"):
+        rows(Loader(run, **choices, follow=True, poll=0.01, timeout=0.03))
+
+
+def test_validation_that_there_is_not_is_not_waited_for(run: Path) -> None:
+    unfinished(run)
+    change_manifest(
+        run, lambda told: told.update(shards=[line for line in told["shards"] if line["split"] == "train"])
+    )
+
+    with pytest.raises(UsageError, match="no val shard"):
+        Loader(run, seq_len=64, order="sequential", split="val", follow=True)
+
+
 def test_a_state_of_a_part_of_a_run_does_not_fit_the_whole(run: Path, finished: Path) -> None:
     unfinished(run)
     for order in ("sequential", "shuffled", "documents"):
@@ -210,15 +245,104 @@ def test_a_state_of_one_split_does_not_fit_the_other(finished: Path) -> None:
             Loader(finished, seq_len=64, order=order).resume(state)
 
 
+def pack(path: Path) -> None:
+    """Put a compressed shard in the place of a plain one."""
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes())
+    path.with_name(path.name + ".zst").write_bytes(frame)
+    path.unlink()
+
+
+def unpack(path: Path) -> None:
+    """Put a plain shard beside a compressed one."""
+    content = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+    path.with_suffix("").write_bytes(content)
+
+
 def test_compressed_shards_of_a_run_are_served_as_the_others(run: Path, finished: Path) -> None:
     for path in run.glob("*.bin"):
-        packed = zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes())
-        path.with_name(path.name + ".zst").write_bytes(packed)
-        path.unlink()
+        pack(path)
 
-    for order in ("sequential", "shuffled", "documents"):
-        choices: dict[str, Any] = {"seq_len": 64, "order": order}
-        assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
+    for choices in ({"order": "sequential"}, {"order": "shuffled", "split": "val"}):
+        made: list[Any] = [Loader(out, seq_len=64, **choices) for out in (run, finished)]  # type: ignore[arg-type]
+        assert rows(made[0]) == rows(made[1]) != []
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a compressed run of that many training shards, of 2,000 tokens each or more."""
+    folder = tmp_path_factory.mktemp("compressed")
+
+    def run(shards: int) -> Path:
+        out = folder / str(shards)
+        if not out.exists():
+            source = folder / f"source{shards}"
+            corpus.write(source / "1.parquet", ["x" * 399] * (5 * shards + 1))
+            choices: dict[str, Any] = {"shard_tokens": 2000, "val_tokens": 0, "compress": "zstd"}
+            assert runner.convert(source, out, tokenizer="bytes", **choices).complete
+        assert len([*out.glob("*.zst")]) == shards
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("order", ["shuffled", "documents"])
+def test_more_compressed_shards_than_are_kept_are_served_in_sequence_only(
+    compressed: Callable[[int], Path], order: Any
+) -> None:
+    assert rows(Loader(compressed(4), seq_len=64, order=order)) != []
+    assert rows(Loader(compressed(5), seq_len=64, order="sequential")) != []
+    with pytest.raises(UsageError, match=r"(?s)fwconvert export .*/5 --compress none -o NEW.*'sequential'"):
+        Loader(compressed(5), seq_len=64, order=order)
+
+
+def test_compressed_shards_of_others_are_not_advised_to_be_exported(tmp_path: Path) -> None:
+    write(tmp_path, told([100] * 5))
+    for path in tmp_path.glob("*.bin"):
+        pack(path)
+
+    with pytest.raises(UsageError, match=r"zstd -d \*\.zst") as refused:
+        Loader(tmp_path, seq_len=9)
+    assert "export" not in str(refused.value)
+    for path in tmp_path.glob("*.zst"):
+        unpack(path)
+    assert rows(Loader(tmp_path, seq_len=9)) == shuffled(windows(told([100] * 5), 9), 0, 0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_compressed_run_that_was_unpacked_by_hand_is_served_plain(
+    compressed: Callable[[int], Path], tmp_path: Path, kept: bool
+) -> None:
+    packed_run = compressed(5)
+    out = shutil.copytree(packed_run, tmp_path / "out")
+    state = Loader(out, seq_len=64, order="sequential").state()
+    for path in out.glob("*.zst"):
+        unpack(path)
+        if not kept:
+            path.unlink()
+
+    assert {Path(name).suffix for name in names(out)} == {".bin"}
+    served = rows(Loader(out, seq_len=64, order="sequential").resume(state))
+    assert served == rows(Loader(packed_run, seq_len=64, order="sequential")) != []
+    assert sorted(rows(Loader(out, seq_len=64))) == sorted(served)
+    assert rows(Loader(out, seq_len=64, order="documents")) != []
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("spoil", [half, lambda content: content + b"\0\0", lambda _: llmc([1, 2, 3])])
+def test_an_unpacked_shard_is_held_to_the_line_of_the_compressed(
+    compressed: Callable[[int], Path], tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    out = shutil.copytree(compressed(5), tmp_path / "out")
+    path = min(out.glob("*.zst"))
+    unpack(path)
+    plain = path.with_suffix("")
+    plain.write_bytes(spoil(plain.read_bytes()))
+
+    with pytest.raises(ShardError, match=f"{plain.name}\n"):
+        Loader(out, seq_len=64, order="sequential")
 
 
 @pytest.mark.parametrize("kind", ["npy", "raw", "megatron", "datatrove"])
@@ -265,6 +389,18 @@ def test_numpy_files_and_nanogpt_s_are_served_too(tmp_path: Path) -> None:
     for split, tokens in zip(("train", "val"), shards, strict=True):
         loader = Loader(tmp_path / "raw", seq_len=9, order="sequential", split=split)  # type: ignore[arg-type]
         assert rows(loader) == windows([tokens], 9)
+
+
+def test_a_raw_run_without_its_manifest_is_not_served_as_what_it_is_not(tmp_path: Path) -> None:
+    source, out = corpus.varied(tmp_path / "source"), tmp_path / "out"
+    choices: dict[str, Any] = {"format": "raw", "tokenizer": "cl100k_base", "val_tokens": 300}
+    assert runner.convert(source, out, **choices).complete
+    served = rows(Loader(out, seq_len=9, order="sequential"))
+    (out / "manifest.json").unlink()
+
+    with pytest.raises(ShardError, match=r"(?s)train\.bin.*raw='uint32'"):
+        Loader(out, seq_len=9)
+    assert rows(Loader(out, seq_len=9, order="sequential", raw="uint32")) == served
 
 
 def test_a_pattern_or_a_file_is_served_as_it_is_named(tmp_path: Path) -> None:

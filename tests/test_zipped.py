@@ -31,6 +31,7 @@ def test_what_is_zipped_comes_back(content: bytes, tmp_path: Path) -> None:
     assert zipped.content_size(path) == len(content)
     with zipped.unzipping(path) as stream:
         assert stream.read() == content
+    assert zipped.head(path, 1000) == content[:1000]
 
 
 def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
@@ -50,6 +51,17 @@ def test_a_frame_that_is_cut_short_is_an_error(keep: int, tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ShardError, match=r"shard\.zst"):
         zipped.unzip(path, len(CONTENT))
+
+
+def test_the_head_of_a_frame_that_ends_before_it_is_an_error(tmp_path: Path) -> None:
+    path = frame(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000])
+    with pytest.raises(ShardError, match="cut short"):
+        zipped.head(path, 1024)
+    # What is cut off behind it is not looked at.
+    path.write_bytes(whole[:-1])
+    assert zipped.head(path, 1024) == CONTENT[:1024]
 
 
 def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:

@@ -529,6 +529,44 @@ def test_wrong_combinations_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def llmc_refuses(path: Path, processes: int, batch: int, length: int) -> str:
+    """Return why llm.c would not begin to train with a shard, or "": the checks of llmc/dataloader.h."""
+    head = np.fromfile(path, "<i4", 256)
+    if head[:2].tolist() != [20240520, 1]:
+        return "magic or version"
+    if head[2] <= 0:
+        return "no tokens"
+    if path.stat().st_size != 1024 + 2 * int(head[2]):
+        return "size"
+    return "" if head[2] >= processes * batch * length + 1 else "fewer tokens than a step takes"
+
+
+# Processes, batch and length: small, and as much as a whole shard allows, alone and on several.
+STEPS = [(1, 1, 1), (1, 4, 64), (1, 27, 37), (3, 9, 37), (9, 3, 37), (1, 1, SHARD_TOKENS - 1)]
+
+
+@pytest.mark.parametrize("layout", ["independent", "contiguous"])
+def test_llm_c_takes_every_shard_for_steps_up_to_a_shard(layout: str, sources: Path, tmp_path: Path) -> None:
+    recipe = recipe_of("llmc", "gpt2", layout=layout)
+    assert runner.convert(sources, tmp_path / "out", **recipe).complete
+    shards = sorted((tmp_path / "out").glob("*.bin"))
+    found = {(path.name, step): llmc_refuses(path, *step) for path in shards for step in STEPS}
+
+    assert len(shards) > 3
+    assert {key: why for key, why in found.items() if why} == {}
+    # A step that takes a token more than there are is one too many.
+    assert {llmc_refuses(path, 1, 1, path.stat().st_size // 2 - 512) for path in shards} == {
+        "fewer tokens than a step takes"
+    }
+
+
+def test_llm_c_may_refuse_a_short_shard_that_was_kept(sources: Path, tmp_path: Path) -> None:
+    assert runner.convert(sources, tmp_path, **recipe_of("llmc", "gpt2", last="keep")).complete
+    refused = [path for path in tmp_path.glob("*.bin") if llmc_refuses(path, 1, 27, 37)]
+
+    assert refused == [max(tmp_path.glob("*_train_*.bin"))]
+
+
 def test_llm_c_and_modded_nanogpt_take_the_shards(sources: Path, tmp_path: Path) -> None:
     recipe = recipe_of("llmc", "gpt2", name="fineweb")
     assert runner.convert(sources, tmp_path, **recipe).complete
@@ -536,11 +574,7 @@ def test_llm_c_and_modded_nanogpt_take_the_shards(sources: Path, tmp_path: Path)
         shards = sorted(tmp_path.glob(f"fineweb_{split}_*.bin"))
         assert len(shards) >= least  # modded-nanogpt needs two for training
         for path in shards:
-            # llm.c, dataloader.h: magic, version, a count, and exactly the size that follows.
-            head = np.fromfile(path, "<i4", 256)
-            assert head[:2].tolist() == [20240520, 1]
-            assert head[2] >= 1
-            assert path.stat().st_size == 1024 + 2 * int(head[2])
+            assert [llmc_refuses(path, *step) for step in STEPS] == [""] * len(STEPS)
             # modded-nanogpt, train_gpt.py: a document starts with BOS_ID; where they start is scanned for.
             tokens = np.fromfile(path, "<u2", offset=1024)
             starts = np.fromfile(tmp_path / "index" / f"{path.stem}.docs", "<u4").reshape(-1, 2)[:, 0]

@@ -1,0 +1,125 @@
+"""Waiting for a run ends when there is more, after the timeout, or when nobody makes it any more."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpus
+import pytest
+import runner
+
+from fwconvert import loader_waiting, session
+from fwconvert.errors import NotReady
+from fwconvert.folder import Lock, RunFolder
+from fwconvert.loader import Loader
+from fwconvert.loader_waiting import Waiting
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(loader_waiting, "time", made)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Return the folder of a run at which somebody worked."""
+    made = RunFolder(tmp_path)
+    made.make()
+    with Lock(made, "first"):
+        pass
+    return made
+
+
+def waiting(folder: RunFolder, timeout: float | None = None) -> Waiting:
+    return Waiting(folder, timeout, poll=5)
+
+
+def at(clock: Clock, seconds: float) -> Callable[[], bool]:
+    """Return what becomes true after so many seconds."""
+    return lambda: clock.now >= seconds
+
+
+@pytest.mark.parametrize("timeout", [None, 3600])
+@pytest.mark.parametrize("outcome", ["2 jobs failed", ""])
+def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
+    folder: RunFolder, clock: Clock, outcome: str, timeout: float | None
+) -> None:
+    past = session.new()
+    session.write(folder, session.ended(past, outcome) if outcome else past)
+
+    with pytest.raises(NotReady, match=rf"(?s)nobody makes.*{outcome or 'cut off'}.*run its command again"):
+        waiting(folder, timeout).until(lambda: False)
+    assert clock.now == 60
+
+
+def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: Clock) -> None:
+    lock = Lock(folder, "second")
+
+    def leaves_at_once() -> bool:
+        if clock.now < 1000:
+            return False
+        lock.__exit__(None, None, None)
+        return True
+
+    waiting(folder).until(leaves_at_once)
+    assert clock.now == 1000
+
+
+def test_a_run_that_is_being_made_is_waited_for(folder: RunFolder, clock: Clock) -> None:
+    with Lock(folder, "second"):
+        waiting(folder).until(at(clock, 10_000))
+        with pytest.raises(NotReady, match=r"(?s)nothing new.*100"):
+            waiting(folder, timeout=100).until(lambda: False)
+    assert clock.now == 10_100
+
+
+@pytest.mark.parametrize("lock", ["", "pid 7 on host elsewhere, session s\n", None])
+def test_a_run_of_which_nobody_knows_who_makes_it_is_waited_for(
+    folder: RunFolder, clock: Clock, lock: str | None
+) -> None:
+    path = folder.private / "lock"
+    path.unlink()
+    if lock is not None:
+        path.write_text(lock)
+
+    waiting(folder).until(at(clock, 10_000))
+
+
+def test_a_session_that_begins_within_a_minute_is_waited_for(folder: RunFolder, clock: Clock) -> None:
+    locks: list[Lock] = []
+
+    def begins() -> bool:
+        if clock.now == 50:
+            locks.append(Lock(folder, "second"))
+        return clock.now >= 10_000
+
+    waiting(folder).until(begins)
+    locks[0].__exit__(None, None, None)
+
+
+def test_a_follower_of_a_run_with_a_bad_source_is_told(tmp_path: Path) -> None:
+    source, out = corpus.equal_sources(tmp_path / "source", files=4, rows=30), tmp_path / "out"
+    (source / "02.parquet").write_bytes(b"no parquet")
+    choices: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000, "val_tokens": 0}
+    assert not runner.convert(source, out, **choices).complete
+    served: list[Any] = []
+
+    with pytest.raises(NotReady, match=r"(?s)nobody makes.*1 jobs failed") as told:
+        served.extend(Loader(out, seq_len=50, order="sequential", follow=True))
+    assert str(out) in str(told.value)
+    assert served
