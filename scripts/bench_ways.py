@@ -36,7 +36,8 @@ def texts(path: Path) -> Iterator[pa.Array]:
     with pq.ParquetFile(
         path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
     ) as parquet:
-        for rows in parquet.iter_batches(source.BATCH_ROWS, columns=["text"], use_threads=False):
+        size = source.batch_rows(parquet.metadata)
+        for rows in parquet.iter_batches(size, columns=["text"], use_threads=False):
             yield rows.column(0)
 
 

@@ -106,7 +106,7 @@ def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_ba
         order = ConvertOrder(context, SourceShard("a", 1), 0, file, False, most, tokens)
         seen = []
         for size in (1, 2, 3, 7, 2048):
-            monkeypatch.setattr(source, "BATCH_ROWS", size)
+            monkeypatch.setattr(source, "MOST_BATCH_ROWS", size)
             *found, reading = tokens_of(order)
             seen.append((found, reading.counts()))
         assert all(each == seen[0] for each in seen)

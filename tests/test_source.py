@@ -140,7 +140,7 @@ def test_rows_and_counts_are_right_with_nulls_and_empty_texts_anywhere(
     path = tmp_path_factory.mktemp("rows") / "x.parquet"
     write(path, pa.array(texts, pa.string()), row_group_size=rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "BATCH_ROWS", step)
+        patch.setattr(source, "MOST_BATCH_ROWS", step)
         batches = list(source.batches(path, "text"))
 
     found = [pair for b in batches for pair in zip(b.rows.tolist(), b.texts.to_pylist(), strict=True)]
@@ -151,6 +151,16 @@ def test_rows_and_counts_are_right_with_nulls_and_empty_texts_anywhere(
     assert sum(batch.text_bytes for batch in batches) == sum(len((text or "").encode()) for text in texts)
     assert all(batch.texts.null_count == 0 for batch in batches)
     assert all(batch.rows.dtype == np.int64 for batch in batches)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(3, 8192), (1000, 6150), (100_000, 62), (10_000_000, 1)])
+def test_a_batch_has_about_as_much_text_whatever_the_documents_are(
+    size: int, rows: int, tmp_path: Path
+) -> None:
+    texts = [f"{number:03}".ljust(size, "x") for number in range(30_000_000 // max(size, 100_000))]
+    path = write(tmp_path / "x.parquet", pa.array(texts), compression="none")
+    found = source.batch_rows(pq.read_metadata(path))
+    assert rows * 0.95 <= found <= rows * 1.05
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -378,7 +388,10 @@ def test_no_kind_of_invalid_utf8_passes(tmp_path: Path, bad: bytes) -> None:
         assert "not UTF-8" in refused(write(tmp_path / "x.parquet", column))
 
 
-def test_the_rows_of_invalid_text_are_named_and_those_before_it_were_given(tmp_path: Path) -> None:
+def test_the_rows_of_invalid_text_are_named_and_those_before_it_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MOST_BATCH_ROWS", 2048)
     values = [b"good"] * 5000
     values[3000] = b"\xff"
     path = write(tmp_path / "x.parquet", pa.array(values, pa.binary()))
@@ -388,7 +401,7 @@ def test_the_rows_of_invalid_text_are_named_and_those_before_it_were_given(tmp_p
         seen.extend(batch.seen for batch in source.batches(path, "text"))
 
     first = sum(seen)
-    assert first <= 3000 < first + source.BATCH_ROWS
+    assert first == 2048
     assert f"{first:,} to " in str(caught.value)
 
 
