@@ -14,7 +14,18 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import atomic, formats, needs, places, plan, request, session, verify_manifest, vocabulary
+from fwconvert import (
+    atomic,
+    formats,
+    needs,
+    places,
+    plan,
+    request,
+    session,
+    typed,
+    verify_manifest,
+    vocabulary,
+)
 from fwconvert.checks import check_rules
 from fwconvert.config import (
     EotSide,
@@ -64,7 +75,7 @@ def export(
     Nothing is tokenised again. Returns and raises as `convert` does, and goes
     on like it after a crash.
     """
-    return Export(run, Changes(**changes)).carry_out(options, observer, stop)
+    return Export(Path(run), Changes(**changes)).carry_out(options, observer, stop)
 
 
 class Export:
@@ -87,6 +98,7 @@ class Export:
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
+    typed.check(changes)
     given = {one.name: getattr(changes, one.name) for one in fields(changes)}
     given = {name: value for name, value in given.items() if value is not None}
     old, files = recipe.rules, recipe.source.files

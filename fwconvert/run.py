@@ -20,6 +20,7 @@ from fwconvert import (
     run_manifest,
     session,
 )
+from fwconvert.checks import check_rules
 from fwconvert.config import Options, Recipe
 from fwconvert.engine import Limits, LocalEngine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
@@ -90,6 +91,7 @@ def convert(
 def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, stop: StopSwitch) -> Result:
     """Make the token shards of a recipe that lists its sources from what `supply` has; see convert."""
     started = time.monotonic()
+    check_rules(recipe.rules)  # A program may have made it by hand.
     folder = RunFolder(options.out.absolute())
     refuse_other_recipe(folder, recipe)
     origin = supply.origin(folder)

@@ -46,7 +46,7 @@ ROWS = (
         "vocabulary", "zipped",
     ),
     ("config", "patience", "receipt"),
-    ("atomic", "formats", "hub_client", "process", "records", "where"),
+    ("atomic", "formats", "hub_client", "process", "records", "typed", "where"),
     ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),
 )
 # fmt: on
