@@ -103,8 +103,8 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     given = {name: value for name, value in given.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
-    if "compress" in given:
-        given["compress"] = request.method(given["compress"])
+    # The zstd of today, not that of the old run: a recipe says which one made its bytes.
+    given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
