@@ -6,6 +6,7 @@ receipts, tails, join, retries and resume are those of a conversion, and so are
 the bytes: an export is what a conversion of the same recipe gives.
 """
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -40,7 +41,7 @@ from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
-from fwconvert.origin import Ready, Wanted
+from fwconvert.origin import Origin, Ready, Wanted
 from fwconvert.plan import Size
 from fwconvert.receipt import Counts, Receipt
 from fwconvert.run import Result, SilentObserver, make
@@ -207,6 +208,9 @@ class _FinishedRun:
         needed = plan.make_plan(self._recipe, sizes, workers, counted=tokens)
         there, free = needs.bytes_there(folder), needs.free_bytes(folder.path)
         plan.check_disk(needed, there, free, str(self._options.out))
+
+    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
+        """Ask for no column: all were there when the run was made."""
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
         """Return a session that can begin; it encodes nothing."""

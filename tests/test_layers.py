@@ -32,7 +32,7 @@ ROWS = (
     ("watching",),
     ("engine", "verify_manifest"),
     ("account", "worker"),
-    ("documents", "exported", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
+    ("documents", "exported", "fit", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
     (
         "fast", "loader_files", "origin", "pin", "places", "saved_plan", "scan", "session", "strays",
         "stream_reader", "survey", "tails",

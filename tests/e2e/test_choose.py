@@ -440,7 +440,7 @@ def test_a_mistake_is_told_before_anything_is_written(
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(sources: Path, tmp_path: Path) -> None:
     ended = runner.run(sources, tmp_path / "out", tokenizer="bytes", where="quality > 3", workers=1)
-    runner.assert_tidy_end(ended, 1)
+    runner.assert_tidy_end(ended, 2)
     for word in ("0.parquet", "quality", "language_score (double)", "int_score (int64)"):
         assert word in ended.stderr
 
