@@ -369,7 +369,7 @@ def test_the_token_and_signatures_are_nowhere_but_at_the_hub(mini: Miniature, tm
     out, said = tmp_path / "out", []
     words = conversion(mini.pinned, out)
     with HubServer(repository, token=CANARY) as hub:
-        hub.fault("status", path=mini.names[0], status=503, headers={"Retry-After": "1"})
+        hub.fault("status", path=mini.names[0], status=503, skip=1, headers={"Retry-After": "1"})
         hub.fault("corrupt", path=mini.names[1], times=None)
         hub.fault("reset", path=mini.names[2], after=10)
         said.append(run(words, hub.endpoint, HF_TOKEN=CANARY))
