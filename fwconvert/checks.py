@@ -3,13 +3,14 @@
 import math
 import re
 
-from fwconvert import expression, where
+from fwconvert import expression, typed, where
 from fwconvert.config import Rules
 from fwconvert.errors import UsageError, message
 
 
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
+    typed.check(rules)
     kind = rules.kind
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from fwconvert import formats
+from fwconvert import formats, typed
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
 from fwconvert.records import Part, Record, digest
@@ -214,10 +214,17 @@ class Options:
     patience: float = 600.0
 
     def __post_init__(self) -> None:
+        typed.check(self)
         counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
-        for name, number in {**counts, "fetch at a time": self.max_fetches}.items():
+        counts |= {"fetch at a time": self.max_fetches, "byte of memory for a worker": self.worker_memory}
+        for name, number in counts.items():
             if number is not None and number < 1:
                 raise UsageError(message(f"a run needs at least one {name}", given=number))
+        for name, seconds in {"patience": self.patience, "stall_timeout": self.stall_timeout}.items():
+            if not seconds > 0:  # Of nan, too.
+                raise UsageError(
+                    message(f"{name} cannot be so long", "give it more than 0 seconds", given=seconds)
+                )
         if self.root is not None and self.keep_source is not None:
             raise UsageError(
                 message(

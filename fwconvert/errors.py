@@ -21,6 +21,10 @@ class SourceError(FwconvertError):
     """A source shard cannot be converted: missing, changed, damaged or not what it should be."""
 
 
+class ColumnError(SourceError):
+    """A source shard has not the columns that a recipe asks for, or has others under their names."""
+
+
 class ManifestError(FwconvertError):
     """A JSON record (source manifest, plan, receipt, run manifest) cannot be believed."""
 

@@ -6,6 +6,7 @@ receipts, tails, join, retries and resume are those of a conversion, and so are
 the bytes: an export is what a conversion of the same recipe gives.
 """
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,18 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import atomic, formats, needs, places, plan, request, session, verify_manifest, vocabulary
+from fwconvert import (
+    atomic,
+    formats,
+    needs,
+    places,
+    plan,
+    request,
+    session,
+    typed,
+    verify_manifest,
+    vocabulary,
+)
 from fwconvert.checks import check_rules
 from fwconvert.config import (
     EotSide,
@@ -29,7 +41,7 @@ from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
-from fwconvert.origin import Ready, Wanted
+from fwconvert.origin import Origin, Ready, Wanted
 from fwconvert.plan import Size
 from fwconvert.receipt import Counts, Receipt
 from fwconvert.run import Result, SilentObserver, make
@@ -64,7 +76,7 @@ def export(
     Nothing is tokenised again. Returns and raises as `convert` does, and goes
     on like it after a crash.
     """
-    return Export(run, Changes(**changes)).carry_out(options, observer, stop)
+    return Export(Path(run), Changes(**changes)).carry_out(options, observer, stop)
 
 
 class Export:
@@ -87,12 +99,13 @@ class Export:
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
+    typed.check(changes)
     given = {one.name: getattr(changes, one.name) for one in fields(changes)}
     given = {name: value for name, value in given.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
-    if "compress" in given:
-        given["compress"] = request.method(given["compress"])
+    # The zstd of today, not that of the old run: a recipe says which one made its bytes.
+    given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
@@ -195,6 +208,9 @@ class _FinishedRun:
         needed = plan.make_plan(self._recipe, sizes, workers, counted=tokens)
         there, free = needs.bytes_there(folder), needs.free_bytes(folder.path)
         plan.check_disk(needed, there, free, str(self._options.out))
+
+    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
+        """Ask for no column: all were there when the run was made."""
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
         """Return a session that can begin; it encodes nothing."""

@@ -4,6 +4,7 @@ Progress, however small, resets the patience. What a server asks us to wait is
 not held against it. All waits end at once when the user wishes to stop.
 """
 
+import math
 import random
 import threading
 import time
@@ -35,11 +36,15 @@ class Patience:
     """Goes on trying as long as something comes, and for a while if nothing does.
 
     One for each thing that is wanted. `tell` is given a line when the wait is
-    long enough for a person to wonder.
+    long enough for a person to wonder. `most`: for how many seconds in all,
+    whatever comes.
     """
 
-    def __init__(self, seconds: float, stop: threading.Event, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, seconds: float, stop: threading.Event, tell: Callable[[str], None], most: float = math.inf
+    ) -> None:
         self.stop = stop
+        self._ends = time.monotonic() + most
         self._seconds = seconds
         self._tell = tell
         self.progress()
@@ -50,6 +55,16 @@ class Patience:
         # For how many seconds servers asked us to stay away; that is not held against them.
         self._asked = 0.0
         self._since = time.monotonic()
+
+    def look(self, what: str) -> None:
+        """Raise Stopped if the user wishes to stop, HubError if all the time is over."""
+        if self.stop.is_set():
+            raise Stopped("stopped by the user")
+        self._check_time(what)
+
+    def _check_time(self, what: str, seconds: float = 0.0) -> None:
+        if time.monotonic() + seconds > self._ends:
+            raise HubError(message("the hub takes too long", wanted=what, endpoint=endpoint()))
 
     def endure(self, trouble: Passing, what: str) -> None:
         """Wait before the next try, or raise HubError if nothing has come for too long."""
@@ -69,6 +84,7 @@ class Patience:
         seconds = self._pause(trouble)
         if seconds >= 4:
             self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
+        self._check_time(what, seconds)
         if self.stop.wait(seconds):
             raise Stopped("stopped by the user")
 
@@ -87,12 +103,12 @@ def patiently(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
     """Return what `ask` returns, in the end. Raises Stopped as soon as the user wishes."""
     while True:
         try:
-            return _stoppable(ask, patience.stop)
+            return _stoppable(ask, what, patience)
         except Passing as trouble:
             patience.endure(trouble, what)
 
 
-def _stoppable(ask: Callable[[], Found], stop: threading.Event) -> Found:
+def _stoppable(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
     """Call `ask` in a thread that is left alone if it takes longer than the user wants to wait."""
     answer: Future[Found] = Future()
 
@@ -104,6 +120,5 @@ def _stoppable(ask: Callable[[], Found], stop: threading.Event) -> Found:
 
     threading.Thread(target=work, name="ask", daemon=True).start()
     while not wait([answer], 0.1).done:
-        if stop.is_set():
-            raise Stopped("stopped by the user")
+        patience.look(what)
     return answer.result()

@@ -23,11 +23,11 @@ _PATIENCE_SECONDS = 8.0
 class RangedFile(io.RawIOBase):
     """A file of a dataset, read by ranges; bytes that were read lately are remembered."""
 
-    def __init__(self, dataset: Dataset, file: SourceShard, patience: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, dataset: Dataset, file: SourceShard, patience: Patience | None = None) -> None:
         self._dataset = dataset
         self._file = file
         self._position = 0
-        self._patience = Patience(patience, threading.Event(), lambda _: None)
+        self._patience = patience or Patience(_PATIENCE_SECONDS, threading.Event(), lambda _: None)
         self._block = lru_cache(_BLOCKS_KEPT)(self._ask)
 
     def readable(self) -> bool:

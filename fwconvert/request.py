@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fwconvert import catalog, demo, expression, formats, records, vocabulary, where
+from fwconvert import catalog, demo, expression, formats, records, typed, vocabulary, where
 from fwconvert.checks import check_rules
 from fwconvert.config import (
     SHARD_TOKENS,
@@ -46,7 +46,7 @@ class Request:
     val_tokens: int | None = None
     layout: Layout | None = None
     last: Last | None = None
-    compress: Compression = "none"
+    compress: Compression | None = None
     name: str | None = None
     min_score: float | None = None
     min_int_score: int | None = None
@@ -57,13 +57,15 @@ class Request:
 
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
     """Return the recipe, and the folder of its files or None if they are not on this machine."""
+    typed.check(request)
     manifest, root = _sources(request)
     return Recipe(manifest, _rules(request, manifest)), root
 
 
 def make_recipe(**choices: Any) -> tuple[Recipe, Path | None]:
     """Return `resolve(Request(...))`: the short way for Python programs."""
-    return resolve(Request(**choices))
+    paths = {name: str(path) for name, path in choices.items() if isinstance(path, Path)}
+    return resolve(Request(**{**choices, **paths}))
 
 
 def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
@@ -126,9 +128,9 @@ def shape(kind: Format, *, demo: bool = False) -> dict[str, Any]:
     return {"shard_tokens": size, "layout": "independent", "last": "merge", "name": NAME}
 
 
-def method(compress: Compression) -> str | None:
+def method(compress: Compression | None) -> str | None:
     """Return what decides the bytes of compressed shards: zstd gives others in other versions."""
-    if compress == "none":
+    if compress in (None, "none"):
         return None
     import zstandard  # noqa: PLC0415  # only for those who ask for it
 

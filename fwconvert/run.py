@@ -20,6 +20,7 @@ from fwconvert import (
     run_manifest,
     session,
 )
+from fwconvert.checks import check_rules
 from fwconvert.config import Options, Recipe
 from fwconvert.engine import Limits, LocalEngine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
@@ -77,8 +78,8 @@ def convert(
 
     Returns when all is done, when everything that can be done is done (some
     sources failed), or when `stop` was asked. Raises UsageError before anything
-    is written if the folder belongs to another recipe or another session or the
-    disk is too small, and OutputError if the output cannot be written. After
+    is written if the folder belongs to another recipe or another session, the
+    disk is too small, or no source has the columns, and OutputError if the output cannot be written. After
     any of these, or a crash, the same call goes on.
     """
     observer = observer or SilentObserver()
@@ -90,6 +91,7 @@ def convert(
 def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, stop: StopSwitch) -> Result:
     """Make the token shards of a recipe that lists its sources from what `supply` has; see convert."""
     started = time.monotonic()
+    check_rules(recipe.rules)  # A program may have made it by hand.
     folder = RunFolder(options.out.absolute())
     refuse_other_recipe(folder, recipe)
     origin = supply.origin(folder)
@@ -98,6 +100,7 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
         return _result(finished, len(finished.sources), started, untouched=True)
     if options.check_disk:
         supply.check_disk(folder)
+    supply.check_columns(folder, origin, stop.wish)
     current = supply.session(folder, observer)
     with _session(folder, recipe, current):
         places.save(folder, supply.place)

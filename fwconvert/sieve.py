@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fwconvert import expression, where
 from fwconvert.config import Rules
-from fwconvert.errors import SourceError, message
+from fwconvert.errors import ColumnError, SourceError, message
 from fwconvert.expression import (
     Among,
     Arithmetic,
@@ -60,15 +60,15 @@ class Sieve:
         return [*dict.fromkeys(expression.columns(self.node))]
 
     def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise SourceError if a file has not the columns for it."""
+        """Raise ColumnError if a file has not the columns for it."""
         for name in self.columns:
             if schema.names.count(name) != 1:
-                raise SourceError(_unfit("a source file has no such column", self, path, schema, name))
+                raise ColumnError(_unfit("a source file has no such column", self, path, schema, name))
         try:
             expression.kind(self.node, lambda name: _kind(schema.field(name).type), top=True)
         except KindError as error:
             wrong = f"a source file has columns of other kinds than the filter asks for: {error}"
-            raise SourceError(_unfit(wrong, self, path, schema)) from None
+            raise ColumnError(_unfit(wrong, self, path, schema)) from None
 
     def kept(self, rows: pa.RecordBatch, path: Path) -> NDArray[np.int64]:
         """Return which of the rows are kept, counted from 0."""

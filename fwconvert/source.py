@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fwconvert.errors import SourceError, message
+from fwconvert.errors import ColumnError, SourceError, message
 from fwconvert.plan import Size
 from fwconvert.sieve import Sieve
 
@@ -144,18 +144,22 @@ def row_count(path: Path) -> int:
         return int(parquet.metadata.num_rows)
 
 
+def check_columns(file: Path | io.RawIOBase, name: str, text_column: str, sieve: Sieve | None) -> None:
+    """Raise ColumnError if a file, on this machine or not, has not the columns; reads its footer alone.
+
+    Raises SourceError, with `name`, if the footer cannot be read.
+    """
+    with reading(Path(name)), _opened(file) as parquet:
+        _wanted(parquet, Path(name), text_column, sieve)
+
+
 def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterator[TextBatch]:
     """Yield the documents of a parquet file in order, with their rows.
 
     A row that the sieve rejects is no document, and neither null nor empty.
     """
     with reading(path), _opened(path) as parquet:
-        _check_column(parquet, path, text_column)
-        wanted = [text_column]
-        if sieve is not None:
-            sieve.check(parquet.schema_arrow, path)
-            wanted = [*dict.fromkeys([text_column, *sieve.columns])]
-        first = 0
+        wanted, first = _wanted(parquet, path, text_column, sieve), 0
         for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=wanted, use_threads=False):
             column = _as_text(rows.column(rows.schema.names.index(text_column)), path, first)
             yield _documents(column, first, None if sieve is None else sieve.kept(rows, path))
@@ -239,12 +243,21 @@ def _opened(path: Path | io.RawIOBase) -> Iterator[pq.ParquetFile]:
         yield parquet
 
 
+def _wanted(parquet: pq.ParquetFile, path: Path, text_column: str, sieve: Sieve | None) -> list[str]:
+    """Return the columns to read, each once, or raise ColumnError if they are not there."""
+    _check_column(parquet, path, text_column)
+    if sieve is None:
+        return [text_column]
+    sieve.check(parquet.schema_arrow, path)
+    return [*dict.fromkeys([text_column, *sieve.columns])]
+
+
 def _check_column(parquet: pq.ParquetFile, path: Path, name: str) -> None:
-    """Raise SourceError unless the column is there. pyarrow itself reads nothing for a misspelt name."""
+    """Raise ColumnError unless the column is there. pyarrow itself reads nothing for a misspelt name."""
     schema = parquet.schema_arrow
     if schema.names.count(name) != 1 or not _is_text(schema.field(name).type):
         found = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        raise SourceError(
+        raise ColumnError(
             message(
                 "a source file has no such text column",
                 "name the column that holds the text with --text-column",

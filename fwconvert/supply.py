@@ -4,12 +4,15 @@ The seam between a run and its input: source shards here, the token shards of
 another run in `export_run`.
 """
 
+import threading
 from pathlib import Path
 from typing import Protocol
 
 from fwconvert import encoders, needs, session, vocabulary
 from fwconvert.config import Options, Recipe
+from fwconvert.fit import Footers
 from fwconvert.folder import RunFolder
+from fwconvert.hub import Dataset
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.work import Observer
 
@@ -25,6 +28,9 @@ class Supply(Protocol):
 
     def check_disk(self, folder: RunFolder) -> None:
         """Raise UsageError if the disk is too small."""
+
+    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
+        """Raise UsageError if the input has not the columns that the recipe asks for."""
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
         """Return a session that can begin."""
@@ -50,6 +56,13 @@ class Sources:
     def check_disk(self, folder: RunFolder) -> None:
         """Raise UsageError if the output, or the sources that are fetched, do not fit."""
         needs.check_disk(self._recipe, self._options, folder)
+
+    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
+        """Raise UsageError if the sources have not the columns that the recipe asks for."""
+        manifest = self._recipe.source
+        here = self._options.root is not None
+        dataset = None if here else Dataset(manifest.dataset, manifest.revision)
+        Footers(origin, dataset, stop).check(self._recipe, folder)
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
         """Return a session that can begin: its encoder is there, and its vocabulary.

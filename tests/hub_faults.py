@@ -88,6 +88,8 @@ class Fault:
     the query of a CDN's address names the file. It passes by an answer in which it could not happen: one with
     no byte at position `after`, or without a Range to ignore.
 
+    `looks`: it happens only to requests for a part of a file that has an end.
+
     `after=-1` cuts an answer off before its status line. Where nothing is sent but headers, so does 0.
     """
 
@@ -105,6 +107,7 @@ class Fault:
     names: Sequence[str] = ("X-Repo-Commit", "ETag", "X-Linked-Etag")
     rate: int = 64 * 1024
     until: Callable[[], bool] = bool
+    looks: bool = False
 
     def __post_init__(self) -> None:
         assert self.kind in get_args(Kind), self.kind
@@ -116,6 +119,7 @@ class Fault:
             self.on in {server, "any"}
             and self.method in {request.method, None}
             and self.path in f"{request.path}?{unquote(request.query)}"
+            and (not self.looks or (request.range or "-")[-1] != "-")
             and self._can_happen(answer, 0 if request.method == "HEAD" else answer.body.length)
         )
 

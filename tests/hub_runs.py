@@ -185,8 +185,22 @@ def _records(out: Path, kind: str) -> list[str]:
 
 
 def bodies(log: list[Seen], name: str = "") -> list[Seen]:
-    """Return the requests for the content of a file, or of all files."""
+    """Return the requests that fetch a file, or any file."""
+    return [seen for seen in _contents(log, name) if not _is_look(seen)]
+
+
+def looks(log: list[Seen], name: str = "") -> list[Seen]:
+    """Return the requests that look at a part of a file, and fetch nothing."""
+    return [seen for seen in _contents(log, name) if _is_look(seen)]
+
+
+def _contents(log: list[Seen], name: str) -> list[Seen]:
     return [seen for seen in log if seen.server == "cdn" and name in unquote(seen.query)]
+
+
+def _is_look(seen: Seen) -> bool:
+    """Tell whether a range has an end: who fetches asks for all that there is."""
+    return seen.range is not None and not seen.range.endswith("-")
 
 
 def ranges(log: list[Seen], name: str) -> list[str | None]:

@@ -32,7 +32,7 @@ ROWS = (
     ("watching",),
     ("engine", "verify_manifest"),
     ("account", "worker"),
-    ("documents", "exported", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
+    ("documents", "exported", "fit", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
     (
         "fast", "loader_files", "loader_state", "origin", "pin", "places", "saved_plan", "scan", "session",
         "strays", "stream_reader", "survey", "tails",
@@ -46,7 +46,7 @@ ROWS = (
         "vocabulary", "zipped",
     ),
     ("config", "patience", "receipt"),
-    ("atomic", "formats", "hub_client", "process", "records", "where"),
+    ("atomic", "formats", "hub_client", "process", "records", "typed", "where"),
     ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),
 )
 # fmt: on

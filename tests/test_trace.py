@@ -409,7 +409,8 @@ def test_the_row_comes_over_the_hub_without_the_whole_file(fetched: Path) -> Non
     with HubServer(fetched / "repository") as hub:
         ended = hub_runs.run(["trace", str(fetched / "run"), PLACE, "--json"], hub.endpoint)
         runner.assert_tidy_end(ended, 0)
-        asked = hub_runs.ranges(hub.log, "")
+        asked = [seen.range for seen in hub_runs.looks(hub.log)]
+        assert hub_runs.bodies(hub.log) == []
     facts, row = json.loads(ended.stdout), wanted_row(fetched)
     assert (facts["row"], facts["id"], facts["url"]) == (row, f"id {row}", f"https://example.org/{row}")
     assert (facts["dataset"], facts["revision"], facts["missing"]) == (REPO, COMMIT, "")

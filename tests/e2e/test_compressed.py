@@ -200,15 +200,48 @@ def test_what_no_trainer_could_read_is_refused(format_name: Any, source: Path, t
 
 
 def test_another_zstd_is_another_recipe(source: Path, run_of: Callable[..., Path]) -> None:
-    code = f"""if True:
-        import sys, zstandard
-        zstandard.ZSTD_VERSION = (1, 0, 0)
-        from fwconvert.cli import main
-        sys.exit(main({runner.command(source, run_of("llmc"), compress="zstd", **FORMATS["llmc"])[3:]!r}))
-    """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    words = runner.command(source, run_of("llmc"), compress="zstd", **FORMATS["llmc"])[3:]
+    ended = _with_zstd((1, 0, 0), words)
     assert ended.returncode == 2
     assert "zstd 1.0.0" in ended.stderr
+
+
+def _with_zstd(version: tuple[int, int, int], words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command as if zstd had this version."""
+    code = f"""if True:
+        import sys, zstandard
+        zstandard.ZSTD_VERSION = {version}
+        from fwconvert.cli import main
+        sys.exit(main({words!r}))
+    """
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_an_export_says_the_zstd_that_makes_it_and_not_that_of_its_run(
+    source: Path, run_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    export = ["export", str(run_of("llmc")), "--shard-tokens", "333", "--workers", "1", "-o"]
+    assert _with_zstd((1, 0, 0), [*export, str(tmp_path / "new")]).returncode == 0
+    assert _manifest(tmp_path / "new").rules.compress == "zstd 1.0.0, level 3"
+
+    wanted = {**FORMATS["llmc"], "shard_tokens": 333, "compress": "zstd"}
+    direct = runner.command(source, tmp_path / "direct", workers=1, **wanted)[3:]
+    assert _with_zstd((1, 0, 0), direct).returncode == 0
+    assert runner.tree(tmp_path / "new") == runner.tree(tmp_path / "direct")
+
+
+def test_an_export_is_not_gone_on_with_by_another_zstd(run_of: Callable[..., Path], tmp_path: Path) -> None:
+    export = ["export", str(run_of("llmc")), "--shard-tokens", "333", "-o", str(tmp_path / "out")]
+    assert main(export) == 0
+    next((tmp_path / "out" / runner.PRIVATE / "receipts").iterdir()).unlink()
+    before = runner.state(tmp_path / "out")
+
+    ended = _with_zstd((1, 0, 0), export)
+
+    assert ended.returncode == 2
+    assert "another recipe" in ended.stderr
+    assert "zstd 1.0.0" in ended.stderr
+    assert runner.state(tmp_path / "out") == before
 
 
 def _manifest(out: Path) -> Any:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
-from typing import Self
+from typing import Any, Self
 
 import hub_runs
 import pytest
@@ -58,7 +58,7 @@ def test_through_all_faults_the_bytes_are_those_of_a_conversion_from_disk(
     mini: Miniature, hub: HubServer, tmp_path: Path
 ) -> None:
     names = mini.names
-    hub.fault("reset", path=names[0], after=50_000)
+    hub.fault("reset", path=names[0], after=50_000, skip=1)  # Its footer is looked at first.
     hub.fault("close", path=names[1], after=60_000)
     hub.fault("status", path=names[2], status=503)
     hub.fault("status", path=names[3], on="hub", status=429, headers={"Retry-After": "1"})
@@ -180,7 +180,7 @@ def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
     mini: Miniature, hub: HubServer, tmp_path: Path
 ) -> None:
     fetches = 8
-    hub.fault("stall", times=fetches, after=1_000)
+    hub.fault("stall", times=fetches, after=1_000, skip=1)  # not in the look at a footer
     words = conversion(mini.pinned, tmp_path, "--prefetch", str(fetches), "--max-fetches", str(fetches))
     with running(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="60") as process:
         hub_runs.wait_for(lambda: [*sources(tmp_path).values()] == [1_000] * fetches, process)
@@ -369,7 +369,7 @@ def test_the_token_and_signatures_are_nowhere_but_at_the_hub(mini: Miniature, tm
     out, said = tmp_path / "out", []
     words = conversion(mini.pinned, out)
     with HubServer(repository, token=CANARY) as hub:
-        hub.fault("status", path=mini.names[0], status=503, headers={"Retry-After": "1"})
+        hub.fault("status", path=mini.names[0], status=503, skip=1, headers={"Retry-After": "1"})
         hub.fault("corrupt", path=mini.names[1], times=None)
         hub.fault("reset", path=mini.names[2], after=10)
         said.append(run(words, hub.endpoint, HF_TOKEN=CANARY))
@@ -413,3 +413,99 @@ def test_the_plan_of_a_shipped_version_has_its_published_numbers(nowhere: str) -
     assert rows["bytes"].strip() == "286,394,522,604"
     assert rows["token shards"].strip().startswith("about 1,002 ")
     assert "286,394,522,604 bytes, of which at most " in rows["to fetch"]
+
+
+MISSPELT = [
+    ["--where", "scor > 3"],
+    ["--where", "len(score) > 3"],
+    ["--min-int-score", "3"],
+    ["--text-column", "txt"],
+]
+
+
+@pytest.mark.parametrize("mistake", MISSPELT, ids=str)
+def test_a_misspelt_column_is_told_by_footers_and_nothing_is_fetched(
+    mistake: list[str], mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    ended = run(conversion(mini.pinned, tmp_path / "out", *mistake), hub.endpoint)
+    assert_tidy_end(ended, 2)
+    assert "id (int64), text (string), score (int64)" in ended.stderr
+    assert mini.names[0] in ended.stderr
+    assert bodies(hub.log) == []
+    assert len(hub_runs.looks(hub.log)) <= 8
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_looks_at_one_footer_and_a_run_that_goes_on_or_is_complete_at_none(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    words = conversion(mini.pinned, tmp_path)
+    with HubServer(mini.repository) as hub:
+        hub.fault("status", path=mini.names[6], on="hub", status=404, headers=MISSING, times=None)
+        assert_tidy_end(run(words, hub.endpoint), 1)
+        assert len(hub_runs.looks(hub.log)) == len(hub_runs.looks(hub.log, mini.names[0])) == 1
+    with HubServer(mini.repository) as hub:
+        assert_tidy_end(run(words, hub.endpoint), 0)
+        assert hub_runs.looks(hub.log) == []
+        asked = len(hub.log)
+        assert_tidy_end(run(words, hub.endpoint), 0)
+        assert len(hub.log) == asked
+    assert_whole(mini, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_source_that_is_here_is_looked_at_here(
+    kept: bool, mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    keep = tmp_path / "kept"
+    if kept:
+        shutil.copytree(mini.repository, keep)
+    ended = run(conversion(mini.pinned, tmp_path / "out", "--keep-source", str(keep)), hub.endpoint)
+    assert_tidy_end(ended, 0)
+    assert len(hub_runs.looks(hub.log)) == (0 if kept else 1)
+
+
+TROUBLES: list[dict[str, Any]] = [
+    {"kind": "status", "status": 503, "times": None},
+    {"kind": "status", "status": 429, "headers": {"Retry-After": "100"}},
+    {"kind": "hang", "seconds": 30},
+    {"kind": "stall", "after": 1000, "seconds": 30},
+    {"kind": "corrupt", "after": 99_999, "times": None},
+    {"kind": "ignore_range", "times": None},
+    {"kind": "short", "missing": 5},
+    {"kind": "reset", "after": 10},
+]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=str)
+def test_a_footer_that_cannot_be_had_is_no_reason_to_stop(
+    trouble: dict[str, Any], mini: Miniature, tmp_path: Path
+) -> None:
+    """The trouble is that of looks alone: only they ask for a part that has an end."""
+    with HubServer(mini.repository) as hub:
+        hub.fault(**{**trouble, "looks": True})
+        words = conversion(mini.pinned, tmp_path)
+        assert_tidy_end(run(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="1"), 0)
+        assert hub_runs.looks(hub.log)
+    assert_whole(mini, tmp_path)
+
+
+def test_ctrl_c_while_a_footer_does_not_come_stops_soon(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    hub.fault("hang", times=None)
+    with running(conversion(mini.pinned, tmp_path / "out"), hub.endpoint) as process:
+        hub_runs.wait_for(lambda: hub_runs.looks(hub.log), process)
+        seconds = hub_runs.seconds_to_stop(process)
+        assert_tidy_end(runner.finish(process), 130)
+    assert seconds < 5
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mirror_whose_first_file_is_corrupt_has_it_set_aside_alone(
+    mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    size = mini.manifest.files[0].bytes
+    hub.fault("corrupt", path=mini.names[0], after=size - 3, times=None)
+    assert_tidy_end(run(conversion(mini.pinned, tmp_path), hub.endpoint), 1)
+    assert hub_runs.quarantined(tmp_path) == mini.names[:1]
