@@ -32,7 +32,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 
 SIZE = 300_000
 # A fetch here takes seconds; one that hangs must not take the suite with it.
-LONGEST = 40
+LONGEST = 300
 # A stall must not last; the client takes whole seconds only.
 QUICK = {"HF_HUB_DOWNLOAD_TIMEOUT": "2"}
 

@@ -311,8 +311,7 @@ def test_killed_and_run_again_the_bytes_are_the_same(layout: Layout, tmp_path: P
         out = tmp_path / f"out {step}"
         with runner.running(sources, out, workers=3, **recipe) as process:
             runner.wait_until(lambda out=out, step=step: runner.steps(out) >= step, process)  # type: ignore[misc]
-            for member in runner.members(process.pid):
-                member.kill()
+            runner.kill_all(process.pid)
             process.wait(timeout=runner.PATIENCE)
         runner.assert_tidy_end(runner.run(sources, out, workers=2, **recipe), 0)
         assert runner.tree(out) == wanted

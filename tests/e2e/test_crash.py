@@ -23,7 +23,7 @@ import corpus
 import psutil
 import pytest
 import runner
-from runner import finish, litter, members, running, steps, tree, wait_until
+from runner import finish, litter, outliving, running, steps, tree, wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has neither SIGKILL nor process groups")
 
@@ -96,22 +96,14 @@ def assert_resume_equals(golden: Undisturbed, out: Path) -> None:
 
 
 def kill(golden: Undisturbed, out: Path, moment: Moment) -> int:
-    """Kill -9 a conversion and return how it ended; no process of it is alive two seconds later."""
+    """Kill -9 a conversion and return how it ended; no process of it lives on."""
     with running(golden.sources, out, **golden.recipe) as process:
         moment.wait(process, out, golden)
         process.kill()
         process.wait()
         LOG.warning("ended by %s after %s of %s steps", process.returncode, steps(out), golden.steps)
-        assert orphans(process) == []
+        assert outliving(process) == []
         return process.returncode
-
-
-def orphans(process: "subprocess.Popen[str]") -> list[list[str]]:
-    """Return the commands of the processes that outlive a conversion by two seconds."""
-    deadline = time.monotonic() + 2
-    while (alive := members(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return [member.cmdline() for member in alive]
 
 
 def test_a_receipt_is_published_after_every_file_that_it_names(golden: Undisturbed) -> None:
@@ -153,7 +145,7 @@ def test_a_signal_stops_cleanly_and_the_run_goes_on_to_equal_bytes(
         moment.wait(process, tmp_path, golden)
         send(process.pid, number)
         runner.assert_tidy_end(finish(process), 128 + number)
-        assert orphans(process) == []
+        assert outliving(process) == []
     assert list(tmp_path.glob(f"{runner.PRIVATE}/temporary/*")) == []
     assert_resume_equals(golden, tmp_path)
 
@@ -182,7 +174,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         begun = time.monotonic()
         runner.assert_tidy_end(finish(process), 143)
         assert time.monotonic() - begun < 8
-        assert orphans(process) == []
+        assert outliving(process) == []
     assert list(tmp_path.glob(f"out/{runner.PRIVATE}/temporary/*")) == []
 
 

@@ -168,7 +168,7 @@ def test_a_kill_in_a_fetch_and_a_conversion_costs_not_a_byte(
         process.kill()
         process.wait()
         worker.resume()
-        assert hub_runs.outliving(process) == []
+        assert runner.outliving(process) == []
     before = len(hub.log)
     assert_tidy_end(run(words, hub.endpoint), 0)
     assert_whole(mini, tmp_path)
@@ -186,7 +186,7 @@ def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
         hub_runs.wait_for(lambda: [*sources(tmp_path).values()] == [1_000] * fetches, process)
         seconds = hub_runs.seconds_to_stop(process)
         assert_tidy_end(runner.finish(process), 130)
-        assert hub_runs.outliving(process) == []
+        assert runner.outliving(process) == []
     before = len(hub.log)
     assert_tidy_end(run(words, hub.endpoint), 0)
     assert_whole(mini, tmp_path)
