@@ -523,7 +523,7 @@ def test_a_source_of_the_hub_that_gives_more_than_was_expected_is_fetched_again(
         words = ["pin", hub_server.REPO, hub_runs.FOLDER, "-o", str(pinned)]
         runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
         # The first comes last, so that the others are there when it is begun.
-        hub.fault("late", path="0.parquet", until=lambda: _fetched(out) == 4)
+        hub.fault("late", path="0.parquet", times=None, until=lambda: _fetched(out) == 4)
         flags = ("--limit-tokens", "350000", "--workers", "3", "--prefetch", "5")
         ended = hub_runs.run(hub_runs.conversion(pinned, out, *flags), hub.endpoint)
     runner.assert_tidy_end(ended, 0)
