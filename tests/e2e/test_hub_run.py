@@ -18,6 +18,7 @@ from typing import Self
 import hub_runs
 import pytest
 import runner
+from hub_faults import nobody
 from hub_runs import Miniature, assert_whole, bodies, conversion, ranges, receipts, run, running, sources
 from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end
@@ -40,10 +41,10 @@ def hub(mini: Miniature) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def nowhere(mini: Miniature) -> str:
+def nowhere() -> Iterator[str]:
     """The address of a hub that is gone."""
-    with HubServer(mini.repository) as hub:
-        return hub.endpoint
+    with nobody() as endpoint:
+        yield endpoint
 
 
 def test_the_manifest_of_the_miniature_is_that_of_its_folder(mini: Miniature) -> None:
