@@ -168,9 +168,10 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
     flight = _Flight(engine, watcher, iter(orders))
     looked_at = -_LOOK_SECONDS
     try:
+        flight.fill()
         while not flight.over:
-            flight.fill()
             flight.land(_TICK_SECONDS)
+            flight.fill()  # Before the look: only this tells whether what landed was the last.
             # Not after every order: of thousands of small ones, looking would be the main cost.
             if not flight.over and time.monotonic() - looked_at >= _LOOK_SECONDS:
                 engine.police()

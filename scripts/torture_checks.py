@@ -149,7 +149,7 @@ def poison(world: int, kind: str, source: int) -> list[str]:
     """(6) One source ends every process that touches it: it alone is left out."""
     place = place_of(world)
     try:
-        ended = place.session(before=lambda: _poison(_POISONS[kind], source), more=("--stall-timeout", "1"))
+        ended = place.session(before=lambda: _poison(_POISONS[kind], source), more=("--stall-timeout", "5"))
         problems = _untidy(ended)
         left_out = [path.name[:3] for path in (place.out / ".fwconvert/quarantine").iterdir()]
         receipts = len([*(place.out / ".fwconvert/receipts").iterdir()])

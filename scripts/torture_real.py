@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -108,7 +109,8 @@ def _kill_one(driver: int, dice: random.Random) -> None:
     workers = [pid for pid in torture_world.members_of(driver) if _is_worker(pid)]
     victim = driver if dice.random() < 0.5 else dice.choice([*workers, driver])
     if victim in torture_world.members_of(driver):
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # It has ended by itself just now.
+            os.kill(victim, signal.SIGKILL)
         if victim == driver:  # Gone before anybody looks whether it is.
             torture_world.wait_for_end(driver)
 

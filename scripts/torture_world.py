@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -214,7 +215,8 @@ def wait_for_end(session: int) -> int:
     while members := members_of(session):
         if time.monotonic() > deadline:
             for pid in members:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return len(members)
         time.sleep(0.005)
     return 0

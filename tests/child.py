@@ -25,7 +25,7 @@ def run(code: str, *arguments: object, **changes: str) -> str:
         command(code, *arguments),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env=environment(**changes),
     )

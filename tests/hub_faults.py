@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -163,6 +163,14 @@ def _shortened(answer: Answer, missing: int) -> Answer:
         last = start + answer.body.length - missing - 1
         headers["Content-Range"] = f"bytes {start}-{last}/{total - missing}"
     return replace(answer, headers=headers, body=replace(answer.body, length=answer.body.length - missing))
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """Yield an address at which nobody answers; during the block it is nobody else's either."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 class Faults:

@@ -117,8 +117,7 @@ def running(words: list[str], endpoint: str, **settings: str) -> Iterator["subpr
     try:
         yield process
     finally:
-        for member in runner.members(process.pid):
-            member.kill()
+        runner.kill_all(process.pid)
         process.communicate(timeout=runner.PATIENCE)
 
 
@@ -142,14 +141,6 @@ def seconds_to_stop(process: "subprocess.Popen[str]") -> float:
     os.killpg(process.pid, signal.SIGINT)
     process.wait(timeout=runner.PATIENCE)
     return time.monotonic() - begun
-
-
-def outliving(process: "subprocess.Popen[str]") -> list[str]:
-    """Return the processes that outlive a command by two seconds."""
-    deadline = time.monotonic() + 2
-    while (alive := runner.members(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return [str(member) for member in alive]
 
 
 def sources(out: Path) -> dict[str, int]:

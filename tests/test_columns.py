@@ -1,4 +1,5 @@
 import pytest
+from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -30,6 +31,7 @@ def test_counts_have_three_digits(number: float, text: str) -> None:
 
 
 @given(st.floats(0, 9.9e14))
+@unhurried
 def test_a_count_is_never_wider_than_its_column(number: float) -> None:
     assert len(columns.humanised(number)) <= 5
 
@@ -72,6 +74,7 @@ def test_a_path_loses_its_middle_and_keeps_the_number_at_its_end() -> None:
 
 
 @given(st.text(max_size=60), st.integers(1, 40))
+@unhurried
 def test_a_shortened_text_fits(text: str, width: int) -> None:
     assert cell_len(columns.shortened(text, width)) <= width
 
@@ -113,5 +116,6 @@ def test_what_does_not_fit_in_a_line_is_left_out_whole() -> None:
 
 
 @given(st.floats(-1, 2), st.integers(0, 100))
+@unhurried
 def test_a_bar_has_its_width(part: float, width: int) -> None:
     assert sum(len(text) for text, _ in columns.bar(part, width, "")) == width

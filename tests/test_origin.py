@@ -189,7 +189,7 @@ def test_what_a_session_left_of_finished_sources_is_removed(
 
     left = {path.name for path in private.iterdir()}
     assert left == {f"{wanted[0].sha256}.parquet", f"{wanted[1].sha256}.part"}
-    assert gate.asked
+    wait_until(lambda: bool(gate.asked))
 
 
 def test_kept_files_stay(gate: Gate, origin_with: Make, tmp_path: Path) -> None:

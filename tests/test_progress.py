@@ -403,7 +403,7 @@ def test_the_final_state_stays_on_the_screen(width: int) -> None:
     ours, theirs = open_terminal(width)
     child = start(theirs, "a_short_run()")
     out = read_all(ours)
-    assert child.wait(30) == 0
+    assert child.wait(300) == 0
     assert HIDE_CURSOR in out
     end = without_codes(out[out.rindex(SHOW_CURSOR) :]).strip("\n").splitlines()
     assert end[0].startswith("convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:0")
@@ -418,7 +418,7 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     child = start(theirs, f"a_run_that_outlives_its_terminal({str(tmp_path / 'proof')!r})")
     os.read(ours, 1)
     os.close(ours)
-    assert child.wait(30) == 0
+    assert child.wait(300) == 0
     assert (tmp_path / "proof").read_text() == "done"
 
 

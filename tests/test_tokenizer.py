@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiktoken
-from hypothesis import given, settings
+from examples import unhurried
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.config import EotSide, TokenType
@@ -146,9 +147,6 @@ def test_a_special_token_in_a_text_is_ordinary_characters(
     tokens = tokenizer.encode(pa.array(texts)).tokens
     assert tokenizer.vocabulary.eot not in tokens
 
-
-# A busy machine is no reason to fail.
-unhurried = settings(deadline=None)
 
 NASTY = st.lists(
     st.sampled_from(

@@ -311,8 +311,7 @@ def test_killed_and_run_again_the_bytes_are_the_same(layout: Layout, tmp_path: P
         out = tmp_path / f"out {step}"
         with runner.running(sources, out, workers=3, **recipe) as process:
             runner.wait_until(lambda out=out, step=step: runner.steps(out) >= step, process)  # type: ignore[misc]
-            for member in runner.members(process.pid):
-                member.kill()
+            runner.kill_all(process.pid)
             process.wait(timeout=runner.PATIENCE)
         runner.assert_tidy_end(runner.run(sources, out, workers=2, **recipe), 0)
         assert runner.tree(out) == wanted
@@ -524,7 +523,7 @@ def test_a_source_of_the_hub_that_gives_more_than_was_expected_is_fetched_again(
         words = ["pin", hub_server.REPO, hub_runs.FOLDER, "-o", str(pinned)]
         runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
         # The first comes last, so that the others are there when it is begun; its footer comes at once.
-        hub.fault("late", path="0.parquet", until=lambda: _fetched(out) == 4, skip=1)
+        hub.fault("late", path="0.parquet", times=None, until=lambda: _fetched(out) == 4, skip=1)
         flags = ("--limit-tokens", "350000", "--workers", "3", "--prefetch", "5")
         ended = hub_runs.run(hub_runs.conversion(pinned, out, *flags), hub.endpoint)
     runner.assert_tidy_end(ended, 0)

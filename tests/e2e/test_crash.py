@@ -23,7 +23,7 @@ import corpus
 import psutil
 import pytest
 import runner
-from runner import finish, litter, members, running, steps, tree, wait_until
+from runner import finish, litter, outliving, running, steps, tree, wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has neither SIGKILL nor process groups")
 
@@ -95,23 +95,25 @@ def assert_resume_equals(golden: Undisturbed, out: Path) -> None:
     assert litter(out) == []
 
 
+def in_time(strike: Callable[[Path], bool], folder: Path) -> Path:
+    """Strike runs, each in a folder of its own, until one was not through by then; return its folder."""
+    for attempt in range(9):
+        out = folder / str(attempt)
+        if strike(out):
+            return out
+    raise AssertionError("every run was quicker than the strike")
+
+
 def kill(golden: Undisturbed, out: Path, moment: Moment) -> int:
-    """Kill -9 a conversion and return how it ended; no process of it is alive two seconds later."""
+    """Kill -9 a conversion and return how it ended; no process of it lives on."""
     with running(golden.sources, out, **golden.recipe) as process:
         moment.wait(process, out, golden)
         process.kill()
         process.wait()
         LOG.warning("ended by %s after %s of %s steps", process.returncode, steps(out), golden.steps)
-        assert orphans(process) == []
+        assert process.returncode in (-signal.SIGKILL, 0)
+        assert outliving(process) == []
         return process.returncode
-
-
-def orphans(process: "subprocess.Popen[str]") -> list[list[str]]:
-    """Return the commands of the processes that outlive a conversion by two seconds."""
-    deadline = time.monotonic() + 2
-    while (alive := members(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return [member.cmdline() for member in alive]
 
 
 def test_a_receipt_is_published_after_every_file_that_it_names(golden: Undisturbed) -> None:
@@ -134,9 +136,9 @@ def test_a_run_killed_in_its_first_half_and_again_in_its_second_goes_on_to_equal
     golden = (golden, stream)[tenth % 2]
     early = Moment.random(f"kill {tenth}", tenth / 10, (tenth + 1) / 10)
     late = Moment.random(f"kill {tenth + 5}", (tenth + 5) / 10, (tenth + 6) / 10)
-    assert kill(golden, tmp_path, early) == -signal.SIGKILL
-    assert kill(golden, tmp_path, late) in (-signal.SIGKILL, 0), "it may be quicker than the kill"
-    assert_resume_equals(golden, tmp_path)
+    out = in_time(lambda out: kill(golden, out, early) == -signal.SIGKILL, tmp_path)
+    kill(golden, out, late)  # Or it is quicker than the kill.
+    assert_resume_equals(golden, out)
 
 
 @pytest.mark.parametrize("joining", [False, True], ids=["while converting", "while joining"])
@@ -149,13 +151,22 @@ def test_a_signal_stops_cleanly_and_the_run_goes_on_to_equal_bytes(
     moment = Moment.random(f"{number.name} {joining}", low, high)
     # Ctrl-C reaches the workers too; so does what a batch system sends, or it does not.
     send: Callable[[int, int], None] = os.kill if number == signal.SIGTERM and joining else os.killpg
-    with running(golden.sources, tmp_path, **golden.recipe) as process:
-        moment.wait(process, tmp_path, golden)
-        send(process.pid, number)
-        runner.assert_tidy_end(finish(process), 128 + number)
-        assert orphans(process) == []
-    assert list(tmp_path.glob(f"{runner.PRIVATE}/temporary/*")) == []
-    assert_resume_equals(golden, tmp_path)
+
+    def stops(out: Path) -> bool:
+        with running(golden.sources, out, **golden.recipe) as process:
+            moment.wait(process, out, golden)
+            with suppress(ProcessLookupError):
+                send(process.pid, number)
+            ended = finish(process)
+            assert outliving(process) == []
+        if steps(out) == golden.steps:
+            return False
+        runner.assert_tidy_end(ended, 128 + number)
+        return True
+
+    out = in_time(stops, tmp_path)
+    assert list(out.glob(f"{runner.PRIVATE}/temporary/*")) == []
+    assert_resume_equals(golden, out)
 
 
 def test_a_signal_while_workers_start_is_no_traceback(golden: Undisturbed, tmp_path: Path) -> None:
@@ -170,38 +181,44 @@ def test_a_signal_while_workers_start_is_no_traceback(golden: Undisturbed, tmp_p
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """A worker stops between two batches, and a word of 50 million letters takes long to encode.
 
-    Without the second signal it would have ten seconds.
+    Without the second signal it would have ten seconds. The first must have been noticed by then: two that
+    wait together are one.
     """
     corpus.write(tmp_path / "sources" / "0.parquet", ["document" * 6_000_000])
     with running(tmp_path / "sources", tmp_path / "out", tokenizer="gpt2", workers=1) as process:
         wait_until(lambda: list(tmp_path.glob(f"out/{runner.PRIVATE}/temporary/0.parquet-*")), process)
         process.terminate()
-        time.sleep(0.7)
+        time.sleep(3)
         assert process.poll() is None, "the first signal should wait for the worker"
         process.terminate()
         begun = time.monotonic()
         runner.assert_tidy_end(finish(process), 143)
-        assert time.monotonic() - begun < 8
-        assert orphans(process) == []
+        assert time.monotonic() - begun < 6
+        assert outliving(process) == []
     assert list(tmp_path.glob(f"out/{runner.PRIVATE}/temporary/*")) == []
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (0.65, 0.85)], ids=["converting", "joining"])
+@pytest.mark.parametrize("joining", [False, True], ids=["converting", "joining"])
 def test_a_run_survives_the_death_of_its_workers(
-    low: float, high: float, golden: Undisturbed, tmp_path: Path
+    joining: bool, golden: Undisturbed, stream: Undisturbed, tmp_path: Path
 ) -> None:
-    killed = 0
-    with running(golden.sources, tmp_path, **golden.recipe) as process:
-        for strike in range(3):
-            Moment.random(f"worker {low} {strike}", low, high).wait(process, tmp_path, golden)
-            for victim in runner.workers(process)[:1]:
-                with suppress(psutil.NoSuchProcess):
-                    victim.kill()
-                    killed += 1
-        runner.assert_tidy_end(finish(process), 0)
-    assert killed
-    assert tree(tmp_path) == golden.tree
-    assert litter(tmp_path) == []
+    golden, low, high = (stream, 0.3, 0.5) if joining else (golden, 0.0, 0.5)
+
+    def survives(out: Path) -> bool:
+        killed = 0
+        with running(golden.sources, out, **golden.recipe) as process:
+            for strike in range(3):
+                Moment.random(f"worker {low} {strike}", low, high).wait(process, out, golden)
+                for victim in runner.workers(process)[:1]:
+                    with suppress(psutil.NoSuchProcess):
+                        victim.kill()
+                        killed += steps(out) < golden.steps
+            runner.assert_tidy_end(finish(process), 0)
+        assert tree(out) == golden.tree
+        assert litter(out) == []
+        return killed > 0
+
+    in_time(survives, tmp_path)
 
 
 def test_a_worker_that_dies_with_nothing_to_do_is_replaced(tmp_path: Path) -> None:

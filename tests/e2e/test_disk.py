@@ -9,6 +9,9 @@ import corpus
 import pytest
 import runner
 
+# Its name and its inode: a name may be taken by another file, and the inode of a removed one by a new one.
+File = tuple[Path, int]
+
 
 class DiskWatch(threading.Thread):
     """Looks at the size of a folder all the time, and keeps the largest.
@@ -21,7 +24,7 @@ class DiskWatch(threading.Thread):
         super().__init__()
         self._folder = folder
         self._end = threading.Event()
-        self._before: dict[int, int] = {}
+        self._before: dict[File, int] = {}
         self.peak = 0
 
     def run(self) -> None:
@@ -30,7 +33,7 @@ class DiskWatch(threading.Thread):
 
     def _look(self) -> None:
         before, now = self._before, _files(self._folder)
-        common = sum(min(before[inode], now[inode]) for inode in before.keys() & now.keys())
+        common = sum(min(before[file], now[file]) for file in before.keys() & now.keys())
         self.peak, self._before = max(self.peak, common), now
 
     def stop(self) -> int:
@@ -41,14 +44,14 @@ class DiskWatch(threading.Thread):
         return self.peak
 
 
-def _files(folder: Path) -> dict[int, int]:
-    """Return the size of every file, by its inode: a file may be renamed."""
+def _files(folder: Path) -> dict[File, int]:
+    """Return the size of every file."""
     found = {}
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # It was renamed or removed just now.
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
-                found[status.st_ino] = status.st_size
+                found[path, status.st_ino] = status.st_size
     return found
 
 

@@ -90,8 +90,9 @@ def killing_whoever_opens(file: Path, process: "subprocess.Popen[str]") -> Itera
         while not ended.is_set():
             for worker in runner.workers(process):
                 if worker.pid not in killed and has_open(worker, file):
-                    worker.kill()
-                    killed.append(worker.pid)
+                    with suppress(psutil.NoSuchProcess):
+                        worker.kill()
+                        killed.append(worker.pid)
             time.sleep(0.002)
 
     thread = threading.Thread(target=watch)
@@ -112,7 +113,9 @@ def has_open(process: psutil.Process, file: Path) -> bool:
 @linux_only
 def test_a_source_that_kills_its_workers_is_quarantined_alone(tmp_path: Path) -> None:
     sources = corpus.equal_sources(tmp_path / "sources", files=FILES, rows=40)
-    poison = corpus.write(sources / BAD, corpus.documents(0, 800))  # long enough in hand to be seen
+    # A source is open until its last batch is read. This one has seven of them, so it is open for most of a
+    # second and is seen by whoever looks a hundred times a second.
+    poison = corpus.write(sources / BAD, corpus.documents(0, 800) * 16)
     out = tmp_path / "out"
     with (
         runner.running(sources, out, workers=2, **RECIPE) as process,
@@ -428,7 +431,8 @@ def test_a_worker_that_does_nothing_is_ended_and_its_job_done_by_another(
     golden: Undisturbed, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    flags = ("--stall-timeout", "2")
+    # It counts from when an order is given: a new worker must be able to start in that time.
+    flags = ("--stall-timeout", "10")
     with runner.running(golden.sources, out, *flags, workers=1, **RECIPE) as process:
         runner.wait_until(lambda: runner.workers(process), process)
         for worker in runner.workers(process):
