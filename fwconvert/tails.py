@@ -13,8 +13,8 @@ from fwconvert.errors import ShardError, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
-from fwconvert.receipt import Segment
-from fwconvert.shard import map_array, numpy_type, read_index, read_tokens, tail_index_type
+from fwconvert.receipt import Absorbed, Segment
+from fwconvert.shard import map_array, numpy_type, opened, read_index, tail_index_type, token_count
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21
@@ -24,17 +24,27 @@ def joined_pieces(folder: RunFolder, order: JoinOrder) -> Iterator[Piece]:
     """Yield the tokens and the document starts of a joined shard: a job's shard, if any, then the tails."""
     rules = order.context.rules
     if order.absorbed:
-        path, index = folder.shard(order.absorbed.name), folder.shard_index(order.absorbed.name)
-        tokens = read_tokens(path, rules.token_type, rules.kind)
-        whole = Segment(order.absorbed.source, 0, 0, order.absorbed.tokens)
-        _check_length(path, len(tokens), whole)
-        yield from _pieces(lambda begin, end: tokens[begin:end], read_index(index, rules.kind), whole)
+        yield from _absorbed_pieces(folder, order.absorbed, rules)
     for segment, key in zip(order.segments, order.tails, strict=True):
         read = _tail_reader(folder.tail(key), rules, segment)
         yield from _pieces(read, map_array(folder.tail_index(key), tail_index_type(rules), 0), segment)
 
 
+# Reads the tokens from one position to another; it is asked for all of them in sequence.
 Read = Callable[[int, int], NDArray[Any]]
+
+
+def _absorbed_pieces(folder: RunFolder, absorbed: Absorbed, rules: Rules) -> Iterator[Piece]:
+    """Yield a token shard. It is read: mapped or unpacked whole, all of it would count as memory."""
+    path, kind = folder.shard(absorbed.name), numpy_type(rules.token_type)
+    whole = Segment(absorbed.source, 0, 0, absorbed.tokens)
+    _check_length(path, token_count(path, rules.token_type, rules.kind), whole)
+    index = read_index(folder.shard_index(absorbed.name), rules.kind)
+    with opened(path) as file:
+        file.read(rules.kind.header_bytes)
+        yield from _pieces(
+            lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole
+        )
 
 
 def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:
