@@ -388,11 +388,13 @@ def test_a_worker_that_says_it_was_stopped_stops_the_run(witness: Witness) -> No
 def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_GRACE_SECONDS", 60)  # It would last longer than "a" can wait.
     witness.wants_to_stop = lambda: True
+    began = time.monotonic()
     witness.loses_patience = lambda: "b" in witness.finished
     with ThreadEngine(2, {"a": [ignore_the_wish], "b": [finish_after_the_wish]}) as engine:
         with pytest.raises(Stopped):
             drive(orders_of("a", "b", "c"), engine, witness)
 
+        assert time.monotonic() - began < 5
         assert engine.killed.is_set()
         assert engine.at_work == 0
     assert engine.started == ["a", "b"]

@@ -105,7 +105,7 @@ def in_time(strike: Callable[[Path], bool], folder: Path) -> Path:
 
 
 def kill(golden: Undisturbed, out: Path, moment: Moment) -> int:
-    """Kill -9 a conversion and return how it ended; no process of it lives on."""
+    """Kill -9 a conversion and return how it ended; no process of it is alive two seconds later."""
     with running(golden.sources, out, **golden.recipe) as process:
         moment.wait(process, out, golden)
         process.kill()

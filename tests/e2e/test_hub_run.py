@@ -199,7 +199,7 @@ def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
     assert_whole(mini, tmp_path)
     for name in mini.names[:fetches]:
         assert ranges(hub.log[before:], name) == ["bytes=1000-"]
-    assert seconds < 30  # and not the 60 of the stall
+    assert seconds < 5
 
 
 def test_kept_sources_are_used_without_a_network_and_fetched_again_if_damaged(
@@ -367,7 +367,7 @@ def test_ctrl_c_while_the_hub_does_not_answer_what_there_is_stops_soon(
         hub_runs.wait_for(lambda: hub.log, process)
         seconds = hub_runs.seconds_to_stop(process)
         assert_tidy_end(runner.finish(process), 130)
-    assert seconds < 20  # and not the 30 for which an answer is waited for
+    assert seconds < 5
 
 
 def test_the_token_and_signatures_are_nowhere_but_at_the_hub(mini: Miniature, tmp_path: Path) -> None:
