@@ -90,7 +90,11 @@ class Account:
         return joined_shards(tails, rules, full)
 
     def _joined_name(self, shard: JoinedShard) -> str:
-        return names.joined_shard(self.recipe, shard.split, shard.number)
+        return names.joined_shard(self.recipe, shard.split, shard.number, plain=self._plain)
+
+    @cached_property
+    def _plain(self) -> bool:
+        return names.are_plain(self.manifest.rules, (line.name for line in self.manifest.shards))
 
     @cached_property
     def cut_off(self) -> set[int]:
@@ -140,7 +144,8 @@ class Account:
     @cached_property
     def _joined_stems(self) -> set[str]:
         splits: tuple[names.Split, ...] = ("val", "train")
-        return {names.joined_shard(self.recipe, split, 0).rpartition("_")[0] for split in splits}
+        made = (names.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
+        return {name.rpartition("_")[0] for name in made}
 
     @property
     def _is_credible(self) -> bool:
@@ -153,7 +158,8 @@ class Account:
         for block, size in enumerate(blocks(rules, index, tokens)):
             is_val = block == 0 and pack.has_validation(rules, index)
             split: names.Split = "val" if is_val else "train"
-            yield Expected(names.job_shard(rules, split, index, block), split, size, ((index, 0),))
+            name = names.job_shard(rules, split, index, block, plain=self._plain)
+            yield Expected(name, split, size, ((index, 0),))
 
 
 def read(folder: RunFolder) -> RunManifest:

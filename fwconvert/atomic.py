@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from fwconvert.blocks import File
+from fwconvert.blocks import UNSUPPORTED, File, sync
 from fwconvert.errors import OutputError, message
 
 # O_BINARY exists on Windows only; O_NOFOLLOW and O_CLOEXEC do not exist there.
@@ -120,14 +120,28 @@ def refuse_link(path: Path) -> None:
         )
 
 
+def sync_file(path: Path, descriptor: int) -> None:
+    """Bring the content of an open file to the disk."""
+    with writing(path):
+        sync(descriptor)
+
+
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk (a no-op on Windows, which has no such call)."""
+    """Bring the names in a folder to the disk, where the system can (Windows has no such call).
+
+    Some file systems cannot (vboxsf, older CIFS, some of FUSE): their names are
+    as safe after a power cut as these systems make them. PostgreSQL holds it so
+    too, and ignores EINVAL and EBADF. A disk that fails says something else.
+    """
     if os.name == "nt":
         return
     with writing(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            sync(descriptor)
+        except OSError as error:
+            if error.errno not in {*UNSUPPORTED, errno.EBADF}:
+                raise
         finally:
             os.close(descriptor)
 

@@ -23,6 +23,11 @@ BLOCK_BYTES = 4 * 2**20
 _ALIGNMENT = 4096
 _MOST_IN_FLIGHT = 2
 _DIRECT = getattr(os, "O_DIRECT", 0)
+# What may lie in the page cache before it is brought to the disk. Otherwise the last fsync of a large file
+# might take as long as writing it, and nobody could tell it from a disk that hangs.
+_MOST_CACHED_BYTES = 2**30
+# What a system says that cannot do a thing, as opposed to a disk on which it went wrong.
+UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 
 # Blocks that nobody uses now. Fresh memory is dear: the system has to find and clear it.
 _spare: list[mmap.mmap] = []
@@ -38,6 +43,7 @@ class File:
         self._sha256 = hashlib.sha256()
         self._block = _take()
         self._filled = 0
+        self._cached = 0
         self._in_flight: deque[Future[None]] = deque()
 
     @property
@@ -66,7 +72,7 @@ class File:
             self._put(rest[:whole])
             self._set_direct(wanted=False)
             self._put(rest[whole:])
-        os.fsync(self._descriptor)
+        sync(self._descriptor)
         self.close()
 
     def close(self) -> None:
@@ -96,6 +102,10 @@ class File:
         try:
             with memoryview(block) as content:
                 self._put(content)
+            self._cached += 0 if self._direct else BLOCK_BYTES
+            if self._cached >= _MOST_CACHED_BYTES:
+                os.fsync(self._descriptor)
+                self._cached = 0
         finally:
             _spare.append(block)
 
@@ -120,6 +130,23 @@ class File:
         with suppress(OSError):  # Not every file system can.
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | (_DIRECT if wanted else 0))
             self._direct = wanted
+
+
+def sync(descriptor: int) -> None:
+    """Bring what was written to a file, or the names in a folder, to the disk. Raises OSError."""
+    if os.name == "posix":
+        import fcntl  # noqa: PLC0415  # absent on Windows
+
+        # On macOS fsync leaves the content in the disk's own cache, which a power cut empties.
+        full = getattr(fcntl, "F_FULLFSYNC", None)
+        if full is not None:
+            try:
+                fcntl.fcntl(descriptor, full)
+                return
+            except OSError as error:  # Network drives have only the other, as SQLite and Go know too.
+                if error.errno not in UNSUPPORTED:
+                    raise
+    os.fsync(descriptor)
 
 
 def _take() -> mmap.mmap:

@@ -78,6 +78,17 @@ def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
     return {path: place for path, place in places.items() if place is not None}
 
 
+def bare(manifest: SourceManifest, root: Path) -> dict[str, Path]:
+    """Return those files of `locate` that lie there under a bare name and can be proven.
+
+    Anything may be called train-00000-of-00001.parquet. So whoever uses such a
+    file proves it first, and one whose sha256 nobody knows is passed over.
+    """
+    found = locate(manifest, root)
+    pinned = {file.path for file in manifest.files if file.sha256 is not None}
+    return {path: place for path, place in found.items() if path in pinned and place != root / path}
+
+
 def _shipped() -> Path:
     package = Path(__file__).parent
     inside = package / "manifests"

@@ -1,7 +1,8 @@
 """The command line: words in, an exit code out.
 
 Exit codes: 0 done; 1 not done or not right; 2 the caller's mistake, and nothing
-was written; 130 and 143 stopped by the user (SIGINT, SIGTERM).
+was written; 129, 130 and 143 stopped (SIGHUP, SIGINT, SIGTERM). They say what came
+of the work, whether or not anybody reads what is printed.
 """
 
 import argparse
@@ -13,12 +14,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
-from fwconvert import commands
+from fwconvert import commands, process
 from fwconvert.config import parse_count
-from fwconvert.errors import FwconvertError, UsageError, message, printable
+from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
+from fwconvert.streams import note, tell
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
@@ -41,28 +43,39 @@ The same command goes on after any crash. To start over, remove the folder.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Errors are printed, never raised."""
+    process.open_standard_streams()
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:
         return _complain(error, 2)
     except FwconvertError as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return _complain("stopped", 130)
-    except BrokenPipeError:  # Our reader went away (… | head): no reason to complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001  # a person should not have to read a traceback
         if os.environ.get("FWCONVERT_DEBUG"):
-            traceback.print_exc()
+            note(traceback.format_exc())
         return _complain(f"{type(error).__name__}: {error}\n  -> set FWCONVERT_DEBUG=1 to see where", 1)
-    return code
 
 
 def _complain(error: object, code: int) -> int:
-    print(printable(f"fwconvert: {error}"), file=sys.stderr)
+    note(f"fwconvert: {error}")
     return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints as all of us do, so that a reader who has gone does not change the exit code."""
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002  # always a result
+        tell(self.format_help().removesuffix("\n"))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            note(message.removesuffix("\n"))
+        sys.exit(status)
 
 
 def _run(argv: list[str]) -> int:
@@ -89,7 +102,7 @@ def _run(argv: list[str]) -> int:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     program = "fwconvert" if not name else f"fwconvert {name}"
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=program,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -124,10 +137,10 @@ def _pin_parser() -> argparse.ArgumentParser:
         "or of a folder on this machine. Use it with --version FILE.",
     )
     add = parser.add_argument
-    add("source", metavar="REPO|DIR", help="a dataset on the hub (owner/name), or a folder here")
+    add("source", metavar="REPO|DIR", type=_given, help="a dataset on the hub (owner/name), or a folder here")
     add("path", metavar="PATH", nargs="?", default="", help="a folder of the repository (default: all of it)")
     add("--revision", metavar="R", default="", help="a branch, tag or commit (default: main)")
-    add("-o", "--output", metavar="FILE", type=Path, required=True, help="where to write the manifest")
+    add("-o", "--output", metavar="FILE", type=_path, required=True, help="where to write the manifest")
     return parser
 
 
@@ -168,7 +181,7 @@ def _trace_parser() -> argparse.ArgumentParser:
     _add_run(parser)
     add = parser.add_argument
     add("place", metavar="SHARD:OFFSET", help="a token shard, and the number of a token in it, from 0")
-    add("--source", metavar="DIR", type=Path, help="the folder that has the source files")
+    add("--source", metavar="DIR", type=_path, help="the folder that has the source files")
     _add_json(parser)
     return parser
 
@@ -184,7 +197,7 @@ def _export_parser() -> argparse.ArgumentParser:
     _add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
     group = parser.add_argument_group("options (they do not change a byte of the output)")
     group.add_argument(
-        "-o", "--out", metavar="DIR", dest="new", type=Path, required=True, help="a new folder"
+        "-o", "--out", metavar="DIR", dest="new", type=_path, required=True, help="a new folder"
     )
     _add_work(group)
     group.add_argument("--quiet", action="store_true", help="print errors only")
@@ -192,7 +205,7 @@ def _export_parser() -> argparse.ArgumentParser:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=Path, help="the output folder of a run")
+    parser.add_argument("out", metavar="OUT", type=_path, help="the output folder of a run")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -201,8 +214,12 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what to convert")
-    source.add_argument("--version", metavar="NAME", help="10B, 100B, 350B, full, demo, or a manifest file")
-    source.add_argument("--source", metavar="DIR|GLOB|FILE", help="parquet files on this machine")
+    source.add_argument(
+        "--version", metavar="NAME", type=_given, help="10B, 100B, 350B, full, demo, or a manifest file"
+    )
+    source.add_argument(
+        "--source", metavar="DIR|GLOB|FILE", type=_given, help="parquet files on this machine"
+    )
     source.add_argument("--text-column", metavar="NAME", default="text", help="default: text")
     recipe = parser.add_argument_group("what to make (part of the recipe)")
     add = recipe.add_argument
@@ -250,7 +267,7 @@ def _add_choice(add: Callable[..., object]) -> None:
 
 def _add_out(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--out", metavar="DIR", type=Path, help="output folder (default: edu_fineweb{VERSION})"
+        "--out", metavar="DIR", type=_path, help="output folder (default: edu_fineweb{VERSION})"
     )
     group.add_argument(
         "--threads", metavar="N", type=_count(1), help="in each process (default: cores / workers)"
@@ -267,6 +284,11 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
     )
+    group.add_argument(
+        "--rehash", action="store_true",
+        help="hash all output that is there, and make again what is damaged "
+        "(default: hash what was written to since)",
+    )  # fmt: skip
     group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
@@ -279,13 +301,28 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_fetching(add: Callable[..., object]) -> None:
-    add("--keep-source", metavar="DIR", type=Path,
+    add("--keep-source", metavar="DIR", type=_path,
         help="keep fetched files here, and use those that are (default: remove them)")  # fmt: skip
     add("--prefetch", metavar="N", type=_count(1),
         help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
     add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
     add("--patience", metavar="SECONDS", type=_count(1), default=600,
         help="how long to go on trying while nothing comes from the hub (default: 600)")  # fmt: skip
+
+
+def _given(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
+    return text
+
+
+def _path(text: str) -> Path:
+    """Return a path. An unset variable of a shell gives "", by which nobody means the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError(
+            "it is empty: is a variable of the shell not set? The current folder is ."
+        )
+    return Path(text)
 
 
 def _finite(text: str) -> float:

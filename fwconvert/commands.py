@@ -1,13 +1,12 @@
 """What each command does, and what it prints.
 
-Results go to standard output, progress and errors to standard error. What does
-the work is imported when a command needs it, so that `--help` and `status` are
-instant.
+Results go to standard output, progress and errors to standard error. Neither
+changes the exit code, which says what came of the work. What does the work is
+imported when a command needs it, so that `--help` and `status` are instant.
 """
 
 import argparse
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records, wording
 from fwconvert.config import Options, Recipe
-from fwconvert.errors import Stopped, UsageError, message, printable
+from fwconvert.errors import OutputError, Stopped, UsageError, message
+from fwconvert.streams import note, tell
 
 if TYPE_CHECKING:
     from fwconvert.run import Result
@@ -30,7 +30,7 @@ def convert(args: argparse.Namespace) -> int:
     recipe, options = _asked(args)
     code, result = _watched(recipe, args, lambda *watching: run.convert(recipe, options, *watching))
     if result and result.complete and args.version == "demo" and not args.quiet:
-        print(wording.what_next(result))
+        _mention(wording.what_next(result))
     return code
 
 
@@ -44,6 +44,7 @@ def export(args: argparse.Namespace) -> int:
         out=args.new,
         workers=args.workers,
         check_disk=not args.no_disk_check,
+        rehash=args.rehash,
         worker_memory=args.worker_memory,
         stall_timeout=args.stall_timeout,
     )
@@ -61,33 +62,40 @@ def _watched(
         with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
             result = work(observer, stop.switch)
     except Stopped as error:  # before anything had begun
-        _note(f"fwconvert: {error}")
+        note(f"fwconvert: {error}")
         return 128 + stop.signal, None
     if not args.quiet:
-        print(wording.outcome(result, recipe))
+        _mention(wording.outcome(result, recipe))
     for failed in result.failed:
-        print(printable(f"fwconvert: {failed.path} failed: {failed.reason}"), file=sys.stderr)
+        note(f"fwconvert: {failed.path} failed: {failed.reason}")
+    if result.foreign:
+        note(f"fwconvert: {wording.foreign_text(result.foreign)}")
     if result.stopped:
         return 128 + stop.signal, result
-    return (0 if result.complete else 1), result
+    return (0 if result.complete and not result.foreign else 1), result
 
 
 def about() -> int:
     """Print the version."""
     from importlib import metadata  # noqa: PLC0415  # 35 ms
 
-    print(f"fwconvert {metadata.version('fwconvert')}")
+    tell(f"fwconvert {metadata.version('fwconvert')}")
     return 0
 
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert import needs  # noqa: PLC0415
+    from fwconvert import fit, needs  # noqa: PLC0415
     from fwconvert.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.origin import LocalOrigin  # noqa: PLC0415
 
     recipe, options = _asked(args)
-    needed = needs.plan_for(recipe, options)
     out = options.out.absolute()
+    if options.root is not None:
+        fit.refuse_other_folder(
+            recipe, LocalOrigin(recipe.source, options.root), options.root, RunFolder(out)
+        )
+    needed = needs.plan_for(recipe, options)
     free, there = needs.free_bytes(out), needs.bytes_there(RunFolder(out))
     shown = wording.PlanReport(
         dataset=recipe.source.dataset,
@@ -98,7 +106,7 @@ def plan(args: argparse.Namespace) -> int:
         disk_used_already=there,
         disk_free=free,
     )
-    print(wording.json_text(shown) if args.json else wording.plan_text(shown, needed, recipe))
+    tell(wording.json_text(shown) if args.json else wording.plan_text(shown, needed, recipe))
     return 0
 
 
@@ -109,20 +117,26 @@ def pin(args: argparse.Namespace) -> int:
     pinning.check_output(args.output)  # before all the work
     try:
         with _stopping() as stop:
-            pinned = pinning.pin(args.source, args.path, args.revision, _note, stop.switch.wish)
+            pinned = pinning.pin(args.source, args.path, args.revision, note, stop.switch.wish)
     except Stopped as error:
-        _note(f"fwconvert: {error}")
+        note(f"fwconvert: {error}")
         return 128 + stop.signal
     pinning.write(pinned, args.output)
     rows = {"file": args.output, "revision": pinned.revision, "files": f"{len(pinned.files):,}"}
     rows["bytes"] = f"{pinned.bytes:,}"
     use = f"fwconvert --version {args.output}" + (" --source DIR" if not pinned.revision else "")
-    print(message(f"pinned {pinned.dataset}", use, **{name: value for name, value in rows.items() if value}))
+    _mention(
+        message(f"pinned {pinned.dataset}", use, **{name: value for name, value in rows.items() if value})
+    )
     return 0
 
 
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+def _mention(text: str) -> None:
+    """Tell of what was made. It is there whether or not this can be told: a full log undoes no run."""
+    try:
+        tell(text)
+    except OutputError as error:
+        note(f"fwconvert: {error}")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -130,7 +144,7 @@ def status(args: argparse.Namespace) -> int:
     from fwconvert.status import status as look  # noqa: PLC0415
 
     found = look(args.out)
-    print(wording.json_text(found) if args.json else wording.status_text(found))
+    tell(wording.json_text(found) if args.json else wording.status_text(found))
     return 0 if found.complete else 1
 
 
@@ -140,7 +154,7 @@ def verify(args: argparse.Namespace) -> int:
 
     report = prove(args.out)
     facts = {"ok": report.ok, **records.as_builtin(report)}
-    print(wording.json_text(facts) if args.json else wording.verify_text(report, args.out))
+    tell(wording.json_text(facts) if args.json else wording.verify_text(report, args.out))
     return 0 if report.ok else 1
 
 
@@ -154,12 +168,12 @@ def show(args: argparse.Namespace) -> int:
         )
     if args.document is not None:
         document, place = numbered(args.out, args.document)
-        print(wording.document_text(document, f"{args.document:,} of the run, from {place}"))
+        tell(wording.document_text(document, f"{args.document:,} of the run, from {place}"))
         return 0
     line, found = documents(args.out, args.shard, args.documents)
-    print(f"{line.name}: {line.tokens:,} tokens, {line.documents:,} documents start in it")
+    tell(f"{line.name}: {line.tokens:,} tokens, {line.documents:,} documents start in it")
     for document in found:
-        print(wording.document_text(document, str(document.number)))
+        tell(wording.document_text(document, str(document.number)))
     return 0
 
 
@@ -168,7 +182,7 @@ def trace(args: argparse.Namespace) -> int:
     from fwconvert import trace as tracing  # noqa: PLC0415
 
     found = tracing.trace(args.out, args.place, args.source)
-    print(wording.json_text(found) if args.json else tracing.in_words(found))
+    tell(wording.json_text(found) if args.json else tracing.in_words(found))
     return 0
 
 
@@ -184,14 +198,23 @@ class _Stopping:
             self.signal = number
         self.switch.ask()
 
+    def ask_once(self, number: int, _: FrameType | None) -> None:
+        """Ask, but never a second time: a lost terminal is told by the kernel and by the shell."""
+        if not self.switch.asked:
+            self.ask(number, _)
+
 
 @contextmanager
 def _stopping() -> Iterator[_Stopping]:
-    """Let SIGINT and SIGTERM ask for a stop instead of ending the process anywhere."""
+    """Let SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the process anywhere."""
     from fwconvert.work import StopSwitch  # noqa: PLC0415
 
     stopping = _Stopping(StopSwitch())
-    before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signal.SIGINT: stopping.ask, signal.SIGTERM: stopping.ask}
+    # nohup has it ignored, and then it stays so; Windows has no terminal to lose.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stopping.ask_once
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield stopping
     finally:
@@ -231,6 +254,7 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
         threads=args.threads,
         encoder=args.encoder,
         check_disk=not args.no_disk_check,
+        rehash=args.rehash,
         worker_memory=args.worker_memory,
         stall_timeout=args.stall_timeout,
         keep_source=args.keep_source,

@@ -15,10 +15,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+import msgspec
+
 from fwconvert import formats, typed
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
-from fwconvert.records import Part, Record, digest
+from fwconvert.records import Part, Record, digest, encode, use_own_defaults
 
 Layout = Literal["independent", "contiguous"]
 EotSide = Literal["before", "after"]
@@ -130,6 +132,9 @@ class Rules(Part, frozen=True, omit_defaults=True):
     limit_documents: int | None = None
     limit_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        use_own_defaults(self)
+
     @property
     def is_filtered(self) -> bool:
         """Whether rows are chosen by what stands in their columns."""
@@ -174,20 +179,43 @@ class Recipe(Part, frozen=True, dict=True):
         Nor does the size of a source that nobody pinned: a damaged file may be
         replaced by a good copy. What was converted is in its receipt.
         """
+        return self._id_with(encode(self.rules))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids under which there may be runs of this recipe, its own first.
+
+        The command line of the first versions wrote `last` into the rules even
+        where it was the default, and so gave another id to what is the same.
+        """
+        if self.rules.last != "keep":
+            return (self.recipe_id,)
+        digits = b'"block_digits":%d' % self.rules.block_digits
+        written_out = encode(self.rules).replace(digits, digits + b',"last":"keep"', 1)
+        return self._id_with(encode(self.rules)), self._id_with(written_out)
+
+    def known_as(self, recipe_id: str) -> "Recipe":
+        """Return the same recipe with another of its ids, which its run goes on to have."""
+        same = Recipe(self.source, self.rules)
+        same.__dict__["recipe_id"] = recipe_id
+        return same
+
+    def _id_with(self, rules: bytes) -> str:
         files = [
             (file.path, file.bytes, file.sha256) if file.sha256 else (file.path,)
             for file in self.source.files
         ]
-        return digest([self.source.dataset, self.source.revision, files, self.rules])
+        return digest([self.source.dataset, self.source.revision, files, msgspec.Raw(rules)])
 
 
 def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:
-    """Return how many digits block numbers should have, so that names sort in order.
+    """Return how many digits block numbers have. What does not fit is named otherwise (see names).
 
     A source gives a token for about 3 bytes of parquet, and the join at most
-    one shard for each source. Names only grow longer should a source give more.
+    one shard for each source. The size of a source that nobody pinned does not
+    count, as it does not in the recipe's id: the file may be replaced by a good copy.
     """
-    largest = max((file.bytes for file in files), default=0)
+    largest = max((file.bytes for file in files if file.sha256), default=0)
     return max(3, len(str(max(largest // block_tokens, len(files)))))
 
 
@@ -203,11 +231,13 @@ class Options:
     threads: int | None = None
     encoder: EncoderChoice = "auto"
     check_disk: bool = True
-    # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
-    # workers; how many may be on their way; for how many seconds to try while nothing comes.
+    # Hash all output that is there already, not only what was written to since.
+    rehash: bool = False
     # What a worker may have before it is ended, and for how long it may show no progress.
     worker_memory: int | None = None
     stall_timeout: float = 900.0
+    # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
+    # workers; how many may be on their way; for how many seconds to try while nothing comes.
     keep_source: Path | None = None
     prefetch: int | None = None
     max_fetches: int = 4
@@ -222,9 +252,7 @@ class Options:
                 raise UsageError(message(f"a run needs at least one {name}", given=number))
         for name, seconds in {"patience": self.patience, "stall_timeout": self.stall_timeout}.items():
             if not seconds > 0:  # Of nan, too.
-                raise UsageError(
-                    message(f"{name} cannot be so long", "give it more than 0 seconds", given=seconds)
-                )
+                raise UsageError(message(f"{name} must be more than 0 seconds", given=seconds))
         if self.root is not None and self.keep_source is not None:
             raise UsageError(
                 message(

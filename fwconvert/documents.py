@@ -35,8 +35,7 @@ class Documents:
     def __init__(self, order: ConvertOrder) -> None:
         self._order = order
         context = order.context
-        folder = RunFolder(context.out).vocabularies
-        self._tokenizer = _load(context.rules, context.encoder, context.threads, folder)
+        self._tokenizer = _load(context.rules, context.encoder, context.threads, context.out)
         self._rows = self._documents = self._nulls = self._empties = 0
         self._text_bytes = self._tokens = self._filtered = 0
         self._limited = self._cut = False
@@ -142,9 +141,10 @@ def _sample(rows: NDArray[np.int64], salt: int, *, first: bool) -> NDArray[np.in
 
 
 @lru_cache(maxsize=1)
-def _load(rules: Rules, encoder: Encoder, threads: int, folder: Path) -> tokenizer.Tokenizer:
+def _load(rules: Rules, encoder: Encoder, threads: int, out: Path) -> tokenizer.Tokenizer:
     # Spawn gives a worker nothing from the driver, so it loads the tokenizer itself, once.
-    known = vocabulary.find(rules.tokenizer)
+    known, folder = vocabulary.find(rules.tokenizer), RunFolder(out)
     if encoder == "fast":
-        return FastTokenizer(known, vocabulary.read_table(known, folder), threads)
-    return tokenizer.load(known, folder, threads)
+        table = vocabulary.read_table(known, folder.vocabularies)
+        return FastTokenizer(known, table, threads, folder.temporary)
+    return tokenizer.load(known, folder.vocabularies, threads)

@@ -6,6 +6,8 @@ The policy is here and not in an engine, so that it is the same everywhere:
   others go on;
 - a lost worker is retried more often, because it is seldom the order's fault;
   after a kill from outside (memory) with half the concurrency;
+- a worker that cannot begin is nobody's fault: the others go on without it, and
+  only if there are none, and it happens again and again, the run stops;
 - an output error stops everything at once and is never counted against an order;
 - a wish to stop lets the workers stop at a safe place; a second one kills them;
 - when no more sources can be fetched, the workers finish what they have.
@@ -81,6 +83,9 @@ class _Flight:
     landed: "SimpleQueue[Future[Outcome]]" = field(default_factory=SimpleQueue)
     # The orders whose workers were killed from outside, until they are settled.
     suspects: set[str] = field(default_factory=set)
+    # Workers in a row that could not begin. After one, no more are started than are at work.
+    unready: int = 0
+    warned: bool = False
     # Why nothing more is coming, though it should.
     trouble: HubError | None = None
 
@@ -129,10 +134,16 @@ class _Flight:
             self._settle(self.flying.pop(future), self.engine.outcome(future))
 
     def _limit(self) -> int:
+        if self.unready:
+            return max(1, len(self.flying))
         return max(1, self.engine.slots // 2) if self.suspects else self.engine.slots
 
     def _settle(self, state: _State, outcome: Outcome) -> None:
         self.suspects.discard(state.order.key)
+        if isinstance(outcome, Failure) and outcome.kind == "unready":
+            self._begin_again(state, outcome)
+            return
+        self.unready = 0
         if not isinstance(outcome, Failure):
             self.watcher.done(state.order, outcome)
         elif outcome.kind == "output":
@@ -141,6 +152,15 @@ class _Flight:
             raise Stopped(outcome.message)
         else:
             self._retry(state, outcome)
+
+    def _begin_again(self, state: _State, failure: Failure) -> None:
+        self.unready += 1
+        if self.unready >= LOST_TRIES and not self.flying:
+            raise FwconvertError(failure.message)
+        if not self.warned:  # The others say the same.
+            self.warned = True
+            self.watcher.failed(state.order, failure, final=False)
+        self.later.append(state)
 
     def _retry(self, state: _State, failure: Failure) -> None:
         final = state.count(failure)
@@ -159,9 +179,9 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
     """Carry out all orders; those given up have been told to the watcher.
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the
-    output cannot be written, Stopped if the watcher does, and HubError if
-    `orders` did, once all that had come was done. By then no worker is at work
-    any more.
+    output cannot be written, FwconvertError if no worker can begin, Stopped if
+    the watcher does, and HubError if `orders` did, once all that had come was
+    done. By then no worker is at work any more.
     """
     if engine.slots < 1:
         raise ValueError(f"an engine needs a slot, and this has {engine.slots}")

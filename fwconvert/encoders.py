@@ -3,9 +3,11 @@
 Light on purpose: the driver chooses, a worker loads.
 """
 
-from importlib import util
+from collections.abc import Callable
+from importlib import metadata, util
 
 from fwconvert.config import Encoder, EncoderChoice
+from fwconvert.doubtful import GIGATOKEN
 from fwconvert.errors import UsageError, message
 from fwconvert.vocabulary import Vocabulary
 
@@ -13,11 +15,15 @@ from fwconvert.vocabulary import Vocabulary
 PRETOKENIZERS = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
 
 
-def choose(wanted: EncoderChoice, vocabulary: Vocabulary) -> tuple[Encoder, str]:
+# Tells why the fast encoder fails on this machine, or "".
+Trial = Callable[[Vocabulary], str]
+
+
+def choose(wanted: EncoderChoice, vocabulary: Vocabulary, trial: Trial) -> tuple[Encoder, str]:
     """Return the encoder to use, and why it is not the fast one ("" if it is, or if that is no loss)."""
     if wanted == "reference" or not vocabulary.table:
         return "reference", ""
-    missing = _why_not_fast(vocabulary)
+    missing = _why_not_fast(vocabulary, trial)
     if not missing:
         return "fast", ""
     if wanted == "fast":
@@ -31,9 +37,20 @@ def choose(wanted: EncoderChoice, vocabulary: Vocabulary) -> tuple[Encoder, str]
     return "reference", f"the reference encoder is used, which is slower: {missing}"
 
 
-def _why_not_fast(vocabulary: Vocabulary) -> str:
+def _why_not_fast(vocabulary: Vocabulary, trial: Trial) -> str:
     if vocabulary.table not in PRETOKENIZERS:
         return f"gigatoken does not know {vocabulary.name}"
     if util.find_spec("gigatoken") is None:
         return "gigatoken is not installed (it has no wheel for every platform)"
-    return ""
+    installed = _version()
+    if installed != GIGATOKEN:
+        return f"gigatoken {installed} is installed, and only {GIGATOKEN} was compared with tiktoken"
+    failure = trial(vocabulary)
+    return f"gigatoken is installed and does not work here: {failure}" if failure else ""
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gigatoken")
+    except metadata.PackageNotFoundError:
+        return "of unknown version"

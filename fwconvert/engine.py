@@ -9,29 +9,43 @@ them, which is the bootstrap crash that every unguarded conversion script meets.
 """
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
 import time
+import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from ctypes import c_int64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from fwconvert import process
-from fwconvert.errors import message
+from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.orders import Failure, Order, Outcome
 from fwconvert.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 _SPAWN = multiprocessing.get_context("spawn")
 # Two runs in two threads must not hide the main module from each other.
 _STARTING = threading.Lock()
+# What comes of starting a process where that cannot be; a thread that cannot be started is a RuntimeError.
+_NO_START = (OSError, MemoryError, RuntimeError)
+# What this process has open: for each worker the ends of three pipes and of the two that a spawned process
+# keeps; for a file on its way the file itself and its connection, with room for a new one; and all else.
+_FILES_FOR_A_WORKER = 8
+_FILES_FOR_A_FETCH = 4
+_FILES_FOR_ALL_ELSE = 32
+# What a worker, which has the limit of this process, may need for itself.
+_FILES_OF_A_WORKER = 64
 
 
 @dataclass(frozen=True)
@@ -106,27 +120,37 @@ class LocalEngine:
     _slots: list[_Slot] = field(default_factory=list)
 
     def __enter__(self) -> Self:
+        process.open_standard_streams()  # A program that calls us may be a daemon.
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         # All end at the same time, and each is waited for: a pool that still ends when Python does
         # may meet a closed pipe, and prints a traceback.
-        with ThreadPoolExecutor(max(1, len(self._slots))) as ends:
-            list(ends.map(_retire, self._slots))
+        try:
+            with ThreadPoolExecutor(max(1, len(self._slots))) as ends:
+                list(ends.map(_retire, self._slots))
+        except RuntimeError:  # No thread can be started: one after the other, then.
+            for slot in self._slots:
+                _retire(slot)
         for slot in self._slots:
             with suppress(OSError):
                 if slot.log.stat().st_size == 0:
                     slot.log.unlink()
 
     def submit(self, order: Order) -> "Future[Outcome]":
-        """Start an order on a free slot, with a new worker if the slot has none."""
-        slot = next((slot for slot in self._slots if slot.free), None) or self._add_slot()
+        """Start an order on a free slot, with a new worker if no free slot has one."""
+        free = sorted((slot for slot in self._slots if slot.free), key=lambda slot: slot.executor is None)
+        slot = free[0] if free else self._add_slot()
         for at in range(1, len(slot.board)):
             slot.board[at] = 0
         slot.order, slot.verdict = order, None
         slot.beat, slot.beat_at = -1, time.monotonic()
-        slot.future = self._hand_to_worker(slot, order)
+        try:
+            slot.future = self._hand_to_worker(slot, order)
+        except _NO_START as error:
+            slot.future = Future()
+            slot.future.set_result(Failure("unready", _cannot_start(error)))
         return slot.future
 
     def _hand_to_worker(self, slot: _Slot, order: Order) -> "Future[Outcome]":
@@ -135,12 +159,9 @@ class LocalEngine:
                 return slot.executor.submit(_carry_out, order)
             except BrokenProcessPool:  # It died while it was idle.
                 _retire(slot)
-        slot.executor = self._executor(slot)
-        with _STARTING, _signals_held(), _main_hidden():
-            before = set(multiprocessing.active_children())
-            future = slot.executor.submit(_carry_out, order)
-            started = set(multiprocessing.active_children()) - before
-        slot.process = next(iter(started), slot.process)
+        executor = _executor(slot.board, str(slot.log))
+        future, slot.process = _start(executor, _carry_out, order)
+        slot.executor = executor
         return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
@@ -151,7 +172,8 @@ class LocalEngine:
             return future.result()
         except BrokenProcessPool:
             _retire(slot)
-            return slot.verdict or _lost(slot)
+            failure = slot.verdict or _lost(slot)
+            return failure if slot.board[BEAT] else replace(failure, kind="unready")
 
     def progress(self) -> list[Progress]:
         """Return how far the orders in flight are, as the workers' boards say."""
@@ -193,7 +215,7 @@ class LocalEngine:
             "the worker process made no progress and was ended",
             "look at the disk and at the source; if both are sound, allow more with --stall-timeout",
             waited=f"{now - slot.beat_at:,.0f} s",
-            done=f"{slot.board[DONE]:,} of {slot.board[TOTAL]:,} rows",
+            done=f"{slot.board[DONE] / max(1, slot.board[TOTAL]):.0%}",
         )
         return Failure("job", text)
 
@@ -210,19 +232,101 @@ class LocalEngine:
 
     def _add_slot(self) -> _Slot:
         log = self.logs / f"{self.session}-worker-{len(self._slots)}.log"
-        slot = _Slot(_SPAWN.RawArray(c_int64, process.BOARD_SIZE), log)
+        try:
+            slot = _Slot(_SPAWN.RawArray(c_int64, process.BOARD_SIZE), log)
+        except _NO_START as error:  # It lies in a file.
+            raise FwconvertError(_cannot_start(error)) from error
         self._slots.append(slot)
         return slot
 
-    def _executor(self, slot: _Slot) -> ProcessPoolExecutor:
+
+def _executor(board: Board, log: str) -> ProcessPoolExecutor:
+    # The first pool starts Python's resource tracker, which lives through a SIGHUP that it finds blocked.
+    # By itself, not with the process: having started the tracker, Python unblocks the other signals.
+    with _signals_held():
         return ProcessPoolExecutor(
-            max_workers=1, mp_context=_SPAWN, initializer=process.start, initargs=(slot.board, str(slot.log))
+            max_workers=1, mp_context=_SPAWN, initializer=process.start, initargs=(board, log)
         )
 
 
-def _carry_out(order: Order) -> Outcome:
-    from fwconvert.worker import perform  # noqa: PLC0415  # heavy (pyarrow, the tokenizer): in the worker only
+def _start(
+    executor: ProcessPoolExecutor, function: Callable[[A], R], argument: A
+) -> "tuple[Future[R], BaseProcess | None]":
+    """Call a function in the new process of an executor; return its future, and the process."""
+    with _STARTING, _signals_held(), _main_hidden():
+        before = set(multiprocessing.active_children())
+        try:
+            future = executor.submit(function, argument)
+        except BaseException:
+            for started in set(multiprocessing.active_children()) - before:
+                started.kill()  # Nobody is going to tell it to end.
+            raise
+        return future, next(iter(set(multiprocessing.active_children()) - before), None)
 
+
+def call_apart(function: Callable[[A], str], argument: A, seconds: float) -> str:
+    """Return what a function returns that is called in a process of its own, or how that process ended.
+
+    So much for a function that may end its process, or never return. Raises
+    FwconvertError if no process can be started.
+    """
+    process.open_standard_streams()
+    try:
+        executor = _executor([0] * process.BOARD_SIZE, os.devnull)
+        future, started = _start(executor, function, argument)
+    except _NO_START as error:
+        raise FwconvertError(_cannot_start(error)) from error
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if started is not None:
+            started.kill()
+        return f"no answer in {seconds:,.0f} s"
+    except BrokenProcessPool:
+        executor.shutdown()
+        return f"its process was ended by {_ended_by(started.exitcode if started is not None else None)}"
+    finally:
+        executor.shutdown()
+
+
+def check_open_files(workers: int, fetches: int) -> None:
+    """Raise UsageError unless this process may have as many files open as so many workers need.
+
+    Its limit is raised as far as needed, if the system allows it.
+    """
+    others = _FILES_FOR_ALL_ELSE + fetches * _FILES_FOR_A_FETCH
+    needed = others + workers * _FILES_FOR_A_WORKER
+    allowed = process.allow_open_files(max(needed, _FILES_OF_A_WORKER))
+    if allowed >= needed:
+        return
+    fit = (allowed - others) // _FILES_FOR_A_WORKER
+    raise UsageError(
+        message(
+            "so many workers need more open files than the system allows",
+            *([f"pass --workers {fit}"] if fit > 0 else []),
+            f"allow more open files: ulimit -n {needed} (first its hard limit has to be raised)",
+            workers=workers,
+            open_files_needed=f"{needed:,}",
+            open_files_allowed=f"{allowed:,}",
+            workers_that_fit=max(0, fit),
+        )
+    )
+
+
+def _cannot_start(error: BaseException) -> str:
+    return message(
+        "a worker process cannot be started",
+        "free some memory, or allow more processes (ulimit -u), or pass fewer --workers;"
+        " then run the same command again: it goes on where it stopped",
+        reason=f"{type(error).__name__}: {error}",
+    )
+
+
+def _carry_out(order: Order) -> Outcome:
+    try:
+        from fwconvert.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
+    except (ImportError, OSError, MemoryError) as error:
+        return Failure("unready", _cannot_start(error), traceback.format_exc())
     return perform(order)
 
 
@@ -236,7 +340,8 @@ def _lost(slot: _Slot) -> Failure:
     code = slot.process.exitcode if slot.process is not None else None
     killed = code == -int(getattr(signal, "SIGKILL", 9))
     hint = "the kernel kills the largest process when memory runs out" if killed else _last_line(slot.log)
-    text = message("the worker process died", ended_by=_ended_by(code), hint=hint)
+    wrong = "the worker process died" if slot.board[BEAT] else "a worker process died before it could begin"
+    text = message(wrong, ended_by=_ended_by(code), hint=hint)
     return Failure("lost", text, killed=killed)
 
 
@@ -244,7 +349,7 @@ def _ended_by(code: int | None) -> str:
     if code is not None and code < 0:
         with suppress(ValueError):
             return signal.Signals(-code).name
-    return f"exit code {code}"
+    return "an unknown cause" if code is None else f"exit code {code}"
 
 
 def _last_line(log: Path) -> str:
@@ -256,14 +361,14 @@ def _last_line(log: Path) -> str:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let a new process begin with Ctrl-C blocked; it unblocks it once it ignores it.
+    """Let a new process begin with the signals that stop us blocked; it unblocks them once it ignores them.
 
     Otherwise a Ctrl-C during its start-up would print a traceback of Python's own.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)
     try:
         yield
     finally:

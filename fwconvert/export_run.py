@@ -107,7 +107,7 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
     given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
-    if tokens and old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
+    if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
     new = msgspec.structs.replace(old, **given)
     digits = block_digits(files, max(1, new.block_tokens))
@@ -205,9 +205,19 @@ class _FinishedRun:
         sizes = {job.path: Size(job.documents, job.text_bytes) for job in jobs}
         tokens = {job.path: job.tokens for job in jobs}
         workers = max(1, min(self._options.worker_count, len(jobs)))
-        needed = plan.make_plan(self._recipe, sizes, workers, counted=tokens)
+        needed = plan.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
+        plan.check_shards(needed, self._recipe.rules)
         there, free = needs.bytes_there(folder), needs.free_bytes(folder.path)
         plan.check_disk(needed, there, free, str(self._options.out))
+
+    def _without_a_limit(self) -> Recipe:
+        """Return the recipe of all that the run has: its limit took what is behind it, and was counted."""
+        recipe, jobs = self._recipe, {job.path for job in self._run.manifest.jobs}
+        files = tuple(file for file in recipe.source.files if file.path in jobs)
+        return Recipe(
+            msgspec.structs.replace(recipe.source, files=files),
+            msgspec.structs.replace(recipe.rules, limit_documents=None, limit_tokens=None),
+        )
 
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
         """Ask for no column: all were there when the run was made."""
@@ -247,9 +257,13 @@ class _RunOrigin:
         return self._run.folder.path / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
-        """Return the sha256 of the source that the run has, if it is another."""
-        now = self._jobs[source.path].sha256
-        return None if now == receipt.source_sha256 else now
+        """Return the sha256 of the source that the run has, if it is another.
+
+        A source behind the limit was not read for the run. A conversion that was
+        cut off may have left its receipt, on trial; it is withdrawn.
+        """
+        job = self._jobs.get(source.path)
+        return None if job is None or job.sha256 == receipt.source_sha256 else job.sha256
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted | None = None) -> Ready:  # noqa: ARG002
         """Yield all orders, each with where its tokens stand; a source behind a limit has none."""

@@ -8,9 +8,12 @@ gigatoken 0.10 remembers every word that it meets and never forgets one. So it
 is made anew when the process has grown by more than a limit.
 """
 
+import importlib.resources
 import os
 import tempfile
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fwconvert import doubtful
+from fwconvert import atomic, doubtful
 from fwconvert.encoders import PRETOKENIZERS
 from fwconvert.process import resident_bytes
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
@@ -34,11 +37,15 @@ _MOST_TEXT_READ = 64 * 2**20
 class FastTokenizer:
     """gigatoken with the reference behind it; see tokenizer.Tokenizer."""
 
-    def __init__(self, vocabulary: Vocabulary, table: bytes, threads: int = 1) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, table: bytes, threads: int = 1, scratch: Path | None = None
+    ) -> None:
+        """`scratch` is a folder for a moment's file; None: the one for temporary files."""
         self.vocabulary = vocabulary
         self.reference = ReferenceTokenizer(vocabulary, table, threads)
         self._table = table
         self._threads = threads
+        self._scratch = scratch
         # How often gigatoken was made; what it has read since we looked at its size, and in all.
         self.made = 0
         self._unlooked = self._read = 0
@@ -64,10 +71,8 @@ class FastTokenizer:
     def _encode(self, content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Encoded:
         if len(bounds) == 1:
             return Encoded(np.empty(0, self.vocabulary.token_type), bounds)
-        texts = _awkward_strings(content, bounds)
-        layout = self._engine.encode_batch(texts, parallel=self._threads > 1).layout
-        tokens = np.asarray(layout.content.data)
-        return Encoded(tokens.astype(self.vocabulary.token_type), np.asarray(layout.offsets.data))
+        tokens, offsets = _encode(self._engine, content, bounds, parallel=self._threads > 1)
+        return Encoded(tokens.astype(self.vocabulary.token_type), offsets)
 
     def _forget_if_large(self, text_seen: int) -> None:
         self._unlooked += text_seen
@@ -82,7 +87,8 @@ class FastTokenizer:
 
     def _renew(self) -> None:
         self._engine: Any = None  # The old one goes before the new one comes.
-        self._engine = _gigatoken(self.vocabulary, self._table, self._threads)
+        with _file_of(self._table, self._scratch or Path(tempfile.gettempdir())) as path:
+            self._engine = _gigatoken(self.vocabulary, path, self._threads)
         self.made += 1
         self._unlooked = self._read = 0
         self._size = resident_bytes() or 0
@@ -100,17 +106,48 @@ def spliced(encoded: Encoded, documents: Mapping[int, Tokens]) -> Encoded:
     return Encoded(np.concatenate(parts), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def _gigatoken(vocabulary: Vocabulary, table: bytes, threads: int) -> Any:
+def agrees(vocabulary: Vocabulary) -> bool:
+    """Encode a few words; tell whether the tokens are those of the reference. May raise anything, or crash.
+
+    Needs no table but the beginning of one, which comes with the package, so
+    that it can be asked before anything else is there.
+    """
+    texts = pa.array(["Hello world, it's 2024!\n", "", "  na\u00efve \u4e2d\u6587 <|endoftext|>"])
+    place = importlib.resources.files("fwconvert") / "vocabularies" / "trial.tiktoken"
+    with importlib.resources.as_file(place) as path:
+        engine = _gigatoken(vocabulary, path, 1)
+    tokens, offsets = _encode(engine, *text_bytes(texts), parallel=False)
+    wanted = ReferenceTokenizer(vocabulary, place.read_bytes()).encode(texts)
+    return np.array_equal(tokens, wanted.tokens) and np.array_equal(offsets, wanted.offsets)
+
+
+@contextmanager
+def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
+    """Have a rank table in a file during the block: gigatoken reads it from files only."""
+    path = folder / f"ranks-{uuid.uuid4().hex}.tiktoken"
+    try:
+        with atomic.writing(path):
+            path.write_bytes(table)
+        yield path
+    finally:
+        atomic.remove(path)
+
+
+def _gigatoken(vocabulary: Vocabulary, path: Path, threads: int) -> Any:
     # Its thread pool is the process's and is made on first use.
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     import gigatoken  # noqa: PLC0415  # may be absent; encoders.choose knows
 
-    with tempfile.TemporaryDirectory() as folder:  # It reads rank tables from files only.
-        path = Path(folder) / f"{vocabulary.table}.tiktoken"
-        path.write_bytes(table)
-        return gigatoken.Tokenizer.from_tiktoken(
-            path, pretokenizer=PRETOKENIZERS[vocabulary.table], special_tokens={}
-        )
+    return gigatoken.Tokenizer.from_tiktoken(
+        path, pretokenizer=PRETOKENIZERS[vocabulary.table], special_tokens={}
+    )
+
+
+def _encode(
+    engine: Any, content: NDArray[np.uint8], bounds: NDArray[np.int64], *, parallel: bool
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    layout = engine.encode_batch(_awkward_strings(content, bounds), parallel=parallel).layout
+    return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
 
 
 def _awkward_strings(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Any:

@@ -27,6 +27,13 @@ if sys.platform != "win32":
 
 _READ_BYTES = 4 * 2**20
 _CONTENT_TRIES = 2
+# How often to look whether whoever has a part has done with it.
+_LOOK_SECONDS = 1.0
+
+# The parts that a thread of this process has: two sources may have equal content, and not every file
+# system has locks.
+_TAKEN: set[Path] = set()
+_TAKING = threading.Lock()
 
 
 class _OtherContent(Exception):
@@ -43,6 +50,9 @@ class Fetching:
     # Given how many bytes have come, and lines for a person.
     count: Callable[[int], None]
     tell: Callable[[str], None]
+    # The places are in a folder of the user's. What lies there is never replaced, since we cannot know
+    # whose it is; so each file is on the disk before it has its name: a power cut leaves no wrong one.
+    keeps: bool = False
 
     def fetch(self, file: SourceShard, place: Path, parts: Path) -> None:
         """Have the whole file, proven, at `place`; raise SourceError if it is not to be had.
@@ -50,21 +60,48 @@ class Fetching:
         HubError means that no file can be had now, OutputError that there is
         no space for it. What came is kept in the folder `parts` for the next call.
         """
-        if place.is_file() and self._is_right(file, place):
-            return
-        for folder in (parts, place.parent):
-            with atomic.writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-        with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
-            if place.is_file() and self._is_right(file, place):
-                part.discard()
-                return  # Another process was fetching it, and has.
-            try:
-                self._until_right(file, part)
-            except BaseException:
-                part.discard_if_empty()
-                raise
-            part.publish(place)
+        while not self._is_there(file, place):
+            for folder in (parts, place.parent):
+                with atomic.writing(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+            with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
+                if not self._is_there(file, place):
+                    try:
+                        self._until_right(file, part)
+                    except BaseException:
+                        part.discard_if_empty()
+                        raise
+                if self._publish(file, part, place):
+                    return
+
+    def _publish(self, file: SourceShard, part: "_Part", place: Path) -> bool:
+        """Give a part its place, unless another process has the file there; tell whether it is there now."""
+        if self.keeps:
+            part.sync()
+        if self._is_there(file, place):
+            part.discard()
+            return True
+        published = part.publish(place)
+        if published and self.keeps:
+            atomic.sync_folder(place.parent)
+        return published
+
+    def is_right(self, file: SourceShard, place: Path) -> bool:
+        """Tell whether the file that lies there is the one, as far as anybody can: by size and sha256."""
+        try:
+            if not place.is_file() or place.stat().st_size != file.bytes:
+                return False
+            return file.sha256 is None or _sha256(place, self._pause) == file.sha256
+        except OSError:  # Nobody can tell of what cannot be read.
+            return False
+
+    def _is_there(self, file: SourceShard, place: Path) -> bool:
+        """Tell whether the file is in its place; raise SourceError if something else is that is to stay."""
+        if self.is_right(file, place):
+            return True
+        if self.keeps and os.path.lexists(place):
+            raise SourceError(_occupied(file, place))
+        return False
 
     def _until_right(self, file: SourceShard, part: "_Part") -> None:
         for attempt in range(1, _CONTENT_TRIES + 1):
@@ -107,12 +144,6 @@ class Fetching:
         if part.bytes < file.bytes:
             raise Passing(f"the server ended after {part.bytes:,} of {file.bytes:,} bytes")
 
-    def _is_right(self, file: SourceShard, place: Path) -> bool:
-        """Tell whether the file that lies there is the one."""
-        if place.stat().st_size != file.bytes:
-            return False
-        return file.sha256 is None or _sha256(place, self._pause) == file.sha256
-
     def _pause(self, seconds: float) -> None:
         if self.stop.wait(seconds) if seconds else self.stop.is_set():
             raise Stopped("stopped by the user")
@@ -136,8 +167,38 @@ def part_name(file: SourceShard, revision: str) -> str:
     return f"{file.sha256 or names.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
 
 
+def _occupied(file: SourceShard, place: Path) -> str:
+    return message(
+        "something else lies where this source is to be kept, and is not replaced",
+        "move it away, or choose another --keep-source; then run the same command again",
+        place=place,
+        wanted=f"{file.bytes:,} bytes, sha256 {file.sha256 or 'any'}",
+        found=_described(place, file.bytes),
+    )
+
+
+def _described(place: Path, wanted: int) -> str:
+    try:
+        if not place.is_file():
+            return "a folder, or a link that leads nowhere"
+        size = place.stat().st_size
+        return f"{size:,} bytes" if size != wanted else f"{size:,} bytes, sha256 {_sha256(place)}"
+    except OSError as error:
+        return f"a file that cannot be read: {error.strerror}"
+
+
 class _Part:
-    """What has come of a file, with its sha256."""
+    """What has come of a file, with its sha256. It is locked while it is open.
+
+    Windows neither renames nor removes a file that is open, so a part is closed
+    first, on every system alike. Between the two nobody holds its lock, and
+    another process may take it up: a part that is whole and proven, or one that
+    is empty. When it has read it, it looks whether the part still has its name,
+    and if not it finds the file in its place. Should it look before the name is
+    gone, it has nothing to add to a whole part, its own renaming fails, and it
+    looks for the file again. So that instant may cost a second fetch, but what
+    is published is always what was proven.
+    """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -148,18 +209,20 @@ class _Part:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, pause: Callable[[float], None]) -> Iterator["_Part"]:
-        """Take up a part, or begin one. Two processes never write to the same."""
-        while True:
-            with atomic.writing(path):
-                file = path.open("a+b", buffering=0)
-            with file:
-                while not _locked(file):
-                    pause(1.0)
-                if _is_still(file, path):
-                    part = cls(path, file)
-                    part._take_up(pause)
-                    yield part
-                    return
+        """Take up a part, or begin one. Two threads or processes never write to the same."""
+        with _taken(path, pause):
+            while True:
+                with atomic.writing(path):
+                    file = path.open("a+b", buffering=0)
+                with file:
+                    if _locked(file):
+                        part = cls(path, file)
+                        part._take_up(pause)
+                        if _is_still(file, path):
+                            yield part
+                            return
+                # Not open while it is waited for, or Windows would not let it be renamed.
+                pause(_LOOK_SECONDS)
 
     def add(self, content: bytes) -> None:
         """Append what came."""
@@ -177,6 +240,10 @@ class _Part:
             raise _OtherContent(f"there are {self.bytes:,} bytes, not {file.bytes:,}")
         if file.sha256 not in (None, found):
             raise _OtherContent(f"the sha256 is {found}, not {file.sha256}")
+        # What was hashed is what we wrote. Where there are no locks, another process may have written too.
+        written = os.fstat(self._file.fileno()).st_size
+        if written != self.bytes:
+            raise _OtherContent(f"there are {written:,} bytes on the disk, not {file.bytes:,}")
 
     def restart(self) -> None:
         """Throw everything away."""
@@ -187,6 +254,7 @@ class _Part:
 
     def discard(self) -> None:
         """Remove the file."""
+        self._file.close()
         atomic.remove(self._path)
 
     def discard_if_empty(self) -> None:
@@ -194,10 +262,22 @@ class _Part:
         if not self.bytes:
             self.discard()
 
-    def publish(self, place: Path) -> None:
-        """Give the file its name. It is proven again before it is used, so it need not be on the disk yet."""
+    def sync(self) -> None:
+        """Bring the content to the disk."""
+        atomic.sync_file(self._path, self._file.fileno())
+
+    def publish(self, place: Path) -> bool:
+        """Give the file its name; tell whether it was still there.
+
+        Unless it is to be kept, it need not be on the disk yet: it is proven again before it is used.
+        """
+        self._file.close()
         with atomic.writing(place):
-            self._path.replace(place)
+            try:
+                self._path.replace(place)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _take_up(self, pause: Callable[[float], None]) -> None:
         self._file.seek(0)
@@ -205,6 +285,25 @@ class _Part:
             self._sha256.update(content)
             self.bytes += len(content)
             pause(0)
+
+
+@contextmanager
+def _taken(path: Path, pause: Callable[[float], None]) -> Iterator[None]:
+    """Have a part for this thread alone during the block; wait for another that has it."""
+    while not _take(path):
+        pause(_LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        _TAKEN.discard(path)
+
+
+def _take(path: Path) -> bool:
+    with _TAKING:
+        if path in _TAKEN:
+            return False
+        _TAKEN.add(path)
+        return True
 
 
 def _locked(file: BinaryIO) -> bool:
@@ -215,7 +314,7 @@ def _locked(file: BinaryIO) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # A file system without locks; the proof at the end holds all the same.
+        pass  # A file system without locks; what two have written is not what either has proven.
     return True
 
 
@@ -235,7 +334,7 @@ def _after(chunks: Iterable[bytes], skip: int) -> Iterator[bytes]:
         skip = max(0, skip - len(chunk))
 
 
-def _sha256(path: Path, pause: Callable[[float], None]) -> str:
+def _sha256(path: Path, pause: Callable[[float], None] = lambda _: None) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while content := file.read(_READ_BYTES):

@@ -1,4 +1,7 @@
-"""Whether the sources have the columns that a recipe asks for: a look at a footer before anything is fetched.
+"""Whether the sources are there and have the columns that a recipe asks for: a look before anything is done.
+
+If none of the files is in the folder that a user names, it is the wrong folder;
+a few that are missing are each set aside.
 
 A misspelt column is missing everywhere, and would be noticed source by source,
 each of them fetched whole: 286 GB of 100B. One footer tells it. A source alone
@@ -11,9 +14,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwconvert import sieve, source
+from fwconvert import names, sieve, source
+from fwconvert.catalog import LOCAL
 from fwconvert.config import Recipe, SourceShard
-from fwconvert.errors import ColumnError, HubError, SourceError, UsageError
+from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
@@ -67,9 +71,36 @@ class Footers:
 
     def _opened(self, file: SourceShard) -> tuple[Path | io.RawIOBase, str]:
         place = self._origin.place(file)
-        if self._dataset is None or place.is_file():
+        # In a folder of the user's something else may lie there.
+        if self._dataset is None or (place.is_file() and place.stat().st_size == file.bytes):
             return place, str(place)
         return RangedFile(self._dataset, file, self._patience), f"{self._dataset.name}/{file.path}"
+
+
+def refuse_other_folder(recipe: Recipe, origin: Origin, root: Path, folder: RunFolder) -> None:
+    """Raise UsageError if none of the sources that are left to convert is below `root`.
+
+    With a limit that may be because it is reached: then a run that has begun goes on.
+    """
+    files, left = recipe.source.files, []
+    for file in files:
+        if not folder.receipt(names.job_key(file.path)).is_file():
+            if origin.place(file).exists():
+                return
+            left.append(file.path)
+    has_begun = len(left) < len(files)
+    if not left or (has_begun and recipe.rules.is_limited):
+        return
+    can_fetch = recipe.source.dataset != LOCAL
+    raise UsageError(
+        message(
+            f"0 of the {len(left):,} files{' that are left to convert' if has_begun else ''} are there",
+            "name the folder that holds them, under these paths or by their bare names",
+            *(["or leave --source out: then they are fetched from the hub"] if can_fetch else []),
+            folder=root,
+            missing=", ".join(left[:3]) + (f" and {len(left) - 3:,} more" if len(left) > 3 else ""),
+        )
+    )
 
 
 def _some(files: Sequence[SourceShard]) -> Sequence[SourceShard]:

@@ -38,6 +38,17 @@ class Header:
 
 
 @dataclass(frozen=True)
+class Trap:
+    """What a trainer would stumble over, and in which runs."""
+
+    text: str
+    # With tokens of so many bytes.
+    token_bytes: tuple[int, ...] = (2, 4)
+    # With so many training shards; None: with any number.
+    train_shards: int | None = None
+
+
+@dataclass(frozen=True)
 class Format:
     """One kind of token shard."""
 
@@ -64,10 +75,9 @@ class Format:
     zips: bool = False
     # What the loader looks for anywhere in a file name, so that --name must not contain it.
     reserved: tuple[str, ...] = ()
-    # How many bytes of a token the trainer reads as it is.
-    token_bytes: tuple[int, ...] = (2, 4)
-    # Who cannot do with one training shard.
-    wants_two: str = ""
+    # Whether its trainers take every file with the suffix, whatever its name.
+    takes_all: bool = False
+    traps: tuple[Trap, ...] = ()
 
     @property
     def header_bytes(self) -> int:
@@ -92,6 +102,14 @@ class Format:
         if self.most_bytes is None:
             return self.most_tokens
         return min(self.most_tokens, (self.most_bytes - self.header_bytes) // token_bytes)
+
+    def warnings(self, token_bytes: int, train_shards: int | None = None) -> list[str]:
+        """Return what trainers would stumble over in a run; None: how many shards it has is not known yet."""
+        return [
+            trap.text
+            for trap in self.traps
+            if token_bytes in trap.token_bytes and trap.train_shards in (None, train_shards)
+        ]
 
     def check_name(self, name: str) -> None:
         """Raise UsageError if the loader would take one split for the other because of --name."""
@@ -167,7 +185,15 @@ LLMC = Format(
     limit="a token shard must stay below 2 GiB for llm.c",
     header=Header(_LLMC_BYTES, _llmc_header, _llmc_tokens),
     zips=True,
-    wants_two="modded-nanogpt",
+    traps=(
+        Trap("modded-nanogpt needs two training shards: see --shard-tokens", train_shards=1),
+        # Each of these compares the magic number of the header.
+        Trap(
+            "these tokens are uint32: llm.c's train_llama3.py reads them, its other programs, modded-nanogpt "
+            "and NeMo Automodel read uint16 alone, as --tokenizer gpt2 gives it",
+            token_bytes=(4,),
+        ),
+    ),
 )
 NPY = Format(
     name="npy",
@@ -179,6 +205,10 @@ NPY = Format(
     header=Header(_NPY_BYTES, _npy_header, _npy_tokens),
     reserved=("train", "val"),
     zips=True,
+    traps=(
+        # They call files .npy that have no header, and would read ours as 64 tokens, without an error.
+        Trap("OLMo-core and MaxText take the header of these files for tokens: for them, --format megatron"),
+    ),
 )
 RAW = Format(
     name="raw",
@@ -190,7 +220,7 @@ RAW = Format(
     is_one_stream=True,
     index_start="<u8",
     zips=True,
-    token_bytes=(2,),
+    traps=(Trap("nanoGPT reads uint16, and these tokens are uint32: tell it so", token_bytes=(4,)),),
 )
 MEGATRON = Format(
     name="megatron",
@@ -211,6 +241,7 @@ DATATROVE = Format(
     limit="a document index has 4 bytes for the start of a document",
     sidecars=(".ds.index", ".ds.metadata"),
     sidecar_bytes=(40, 8),
+    takes_all=True,
 )
 
 _FORMATS: dict[str, Format] = {kind.name: kind for kind in (LLMC, NPY, RAW, MEGATRON, DATATROVE)}

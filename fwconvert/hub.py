@@ -49,7 +49,7 @@ class Dataset:
     def files(self, folder: str) -> tuple[SourceShard, ...]:
         """Return the parquet files below `folder`, by name, as the hub lists them."""
         entries = [entry for entry in self._tree(folder) if entry.type == "file"]
-        found = [_shard(entry) for entry in entries if entry.path.endswith(PARQUET)]
+        found = [_shard(entry) for entry in entries if entry.path.lower().endswith(PARQUET)]
         if not found:
             raise HubError(
                 message(

@@ -26,14 +26,17 @@ class Leftovers:
         # The jobs whose tails are not needed and still there; and those with a record in quarantine.
         self._spent: list[str] = []
         self._quarantined = {path.stem for path in folder.quarantine.glob("*.json")}
+        # The shard of a source that a joined shard has taken in.
+        taken = [join.taken for join in survey.joins.values() if join.taken]
+        self._absorbed = {one.source: one.name for one in taken}
 
     def remove(self) -> None:
         """Remove what an earlier session has left."""
         for index, path in enumerate(self._paths):
             if path in self._survey.jobs:
                 self.job_done(index)
-        for join in self._survey.joins.values():
-            self._remove_absorbed(join)
+        for name in self._absorbed.values():
+            self._remove_shard(name)
 
     def job_done(self, index: int) -> None:
         """Remove what the receipt of a job makes unnecessary."""
@@ -43,6 +46,8 @@ class Leftovers:
             self._quarantined.remove(key)
         if self._is_spent(index):  # Its joined shards were made before, by a session that was cut off.
             self._folder.remove_tail(key)
+        if index in self._absorbed:  # Likewise what one of them has taken in.
+            self._remove_shard(self._absorbed[index])
 
     def job_given_up(self, key: str) -> None:
         """Take note of a record in quarantine."""
@@ -54,7 +59,9 @@ class Leftovers:
             self._covered[segment.source] += segment.tokens
             if self._is_spent(segment.source):
                 self._spent.append(names.job_key(self._paths[segment.source]))
-        self._remove_absorbed(join)
+        if join.taken:
+            self._absorbed[join.taken.source] = join.taken.name
+            self._remove_shard(join.taken.name)
 
     def take_spent(self) -> tuple[str, ...]:
         """Return the jobs whose tails somebody is to remove, each once.
@@ -68,9 +75,14 @@ class Leftovers:
         receipt = self._survey.jobs.get(self._paths[index])
         return receipt is not None and receipt.tail.tokens == self._covered[index]
 
-    def _remove_absorbed(self, join: JoinReceipt) -> None:
+    def join_withdrawn(self, join: JoinReceipt) -> None:
+        """Take note that a joined shard is to be made again, or not at all."""
+        for segment in join.segments:
+            self._covered[segment.source] -= segment.tokens
         if join.taken:
-            name = join.taken.name
-            for file in (name, *names.sidecars(self._rules, name)):
-                atomic.remove(self._folder.shard(file))
-            atomic.remove(self._folder.shard_index(name))
+            self._absorbed.pop(join.taken.source, None)
+
+    def _remove_shard(self, name: str) -> None:
+        for file in (name, *names.sidecars(self._rules, name)):
+            atomic.remove(self._folder.shard(file))
+        atomic.remove(self._folder.shard_index(name))

@@ -10,6 +10,7 @@ expectation costs time when it is wrong, and never a byte.
 Pure: no input, no output, no clock.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,13 @@ class Amount:
 
     def __mul__(self, times: "Amount") -> "Amount":
         return Amount(self.documents * times.documents, self.tokens * times.tokens)
+
+    def __truediv__(self, other: "Amount") -> "Amount":
+        return Amount(self.documents / other.documents, self.tokens / other.tokens)
+
+    def or_more(self, other: "Amount") -> "Amount":
+        """Return the larger of both, each by itself."""
+        return Amount(max(self.documents, other.documents), max(self.tokens, other.tokens))
 
     def holds(self, other: "Amount") -> bool:
         """Tell whether the other is not more than this."""
@@ -127,6 +135,7 @@ class Limits:
         self._expected = expected
         self._gave: list[Counted | None] = [None] * len(expected)
         self._under_way: set[int] = set()
+        self._scale = _Scale()
         # How many sources from the first on are done and fit, and what they leave of the limit.
         # One value, because fetching threads look at it.
         self._state = (0, limit_of(rules))
@@ -165,8 +174,9 @@ class Limits:
 
     def done(self, index: int, counts: Counted) -> None:
         """Take note of what a source gave."""
-        self._under_way.discard(index)
+        self.undone(index)
         self._gave[index] = counts
+        self._scale.add(index, counts, self._expected[index])
         settled, left = self._state
         while settled < len(self._gave) and not left.is_used_up:
             found = self._gave[settled]
@@ -179,6 +189,7 @@ class Limits:
         """Take note that a source is to be done again, or could not be done."""
         self._under_way.discard(index)
         self._gave[index] = None
+        self._scale.remove(index)
 
     def begun(self, index: int) -> None:
         """Take note that a source is under way."""
@@ -191,7 +202,7 @@ class Limits:
             return "unneeded"
         if index == settled:
             return Allowance(_whole(left.documents), _whole(left.tokens))
-        most = self._scale(largest=True) * Amount(_MARGIN, _MARGIN)
+        most = self._scale.largest * Amount(_MARGIN, _MARGIN)
         for before in range(settled, index):
             if self._is_open(before):
                 return "wait"
@@ -201,7 +212,7 @@ class Limits:
     def is_wanted_soon(self, index: int) -> bool:
         """Tell whether a source should be fetched already: those before it may not be enough."""
         settled, left = self._state
-        least = self._scale(largest=False) * Amount(1 / _MARGIN, 1 / _MARGIN)
+        least = self._scale.of_all * Amount(1 / _MARGIN, 1 / _MARGIN)
         for before in range(settled, index):
             left -= self._gave_or(before, least)
         return not left.is_used_up
@@ -215,21 +226,47 @@ class Limits:
         found = self._gave[index]
         return self._expected[index] * scale if found is None else _amount(found)
 
-    def _scale(self, *, largest: bool) -> Amount:
-        """Return how many times what was expected the sources gave: the largest, or all together."""
-        pairs = [
-            (_amount(gave), expected)
-            for gave, expected in zip(self._gave, self._expected, strict=True)
-            if gave is not None and not gave.limited and expected.documents > 0 and expected.tokens > 0
-        ]
-        if not pairs:
+
+class _Scale:
+    """How many times what was expected the sources gave. Asked for each order, so kept up to date."""
+
+    def __init__(self) -> None:
+        # Of each source that tells something: what it gave, and what was expected.
+        self._told: dict[int, tuple[Amount, Amount]] = {}
+        self._gave = self._expected = NOTHING
+        self._largest: Amount | None = None
+
+    def add(self, index: int, counts: Counted, expected: Amount) -> None:
+        """Take in a source, unless the limit ended it, or nothing was expected of it."""
+        if counts.limited or expected.documents <= 0 or expected.tokens <= 0:
+            return
+        gave = _amount(counts)
+        self._told[index] = gave, expected
+        self._gave, self._expected = self._gave + gave, self._expected + expected
+        if self._largest is not None:
+            self._largest = self._largest.or_more(gave / expected)
+
+    def remove(self, index: int) -> None:
+        """Forget a source."""
+        gave, expected = self._told.pop(index, (NOTHING, NOTHING))
+        self._gave, self._expected = self._gave - gave, self._expected - expected
+        if expected is not NOTHING:
+            self._largest = None
+
+    @property
+    def largest(self) -> Amount:
+        """The most that one of them gave."""
+        if not self._told:
             return Amount(1, 1)
-        if not largest:
-            pairs = [(_sum(gave for gave, _ in pairs), _sum(expected for _, expected in pairs))]
-        return Amount(
-            max(gave.documents / expected.documents for gave, expected in pairs),
-            max(gave.tokens / expected.tokens for gave, expected in pairs),
-        )
+        if self._largest is None:
+            ratios = (gave / expected for gave, expected in self._told.values())
+            self._largest = functools.reduce(Amount.or_more, ratios)
+        return self._largest
+
+    @property
+    def of_all(self) -> Amount:
+        """What all of them gave together."""
+        return self._gave / self._expected if self._told else Amount(1, 1)
 
 
 def _fits(counts: Counted, left: Amount) -> bool:

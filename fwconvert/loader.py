@@ -42,7 +42,8 @@ class Loader:
 
     Iterating yields batches, arrays of `batch` rows of `seq_len` + 1 tokens in
     the type of the files, to the end of the epoch. The last may be short: what
-    is left is dealt out evenly, so that a rank may get an empty one.
+    is left is dealt out evenly, unless it is less than a window for each rank.
+    No batch is empty, and all ranks take equally many steps.
     """
 
     path: str | Path
@@ -55,12 +56,14 @@ class Loader:
     seed: int = 0
     rank: int = 0
     ranks: int = 1
-    # Leave out the last step of an epoch if it is not full on all ranks; `dropped` tells what that costs.
-    drop_last: bool = False
+    # The last step of an epoch may be short. None: leave it out if a rank would get an empty batch, of which
+    # the mean loss is NaN; True: if it is not full on all ranks; False: never, batches may be empty.
+    # `dropped` tells what that costs.
+    drop_last: bool | None = None
     # Of a run that is not complete, serve what is there now; its states fit nothing else.
     partial: bool = False
-    # Serve a run while it is being made, and wait for more; give up (NotReady) after `timeout` seconds
-    # without any, or when it is certain that nobody makes it any more.
+    # Serve a run while it is being made, and wait for it to begin and for more; give up (NotReady) after
+    # `timeout` seconds without any, or when it is certain that nobody makes it any more.
     follow: bool = False
     timeout: float | None = None
     poll: float = 5.0
@@ -68,6 +71,8 @@ class Loader:
     raw: TokenType | None = None
 
     epoch: int = field(default=0, init=False)
+    # How often it has gone anywhere: one that has not is where it was.
+    moves: int = field(default=0, init=False, repr=False)
     _mark: Mark = field(default=Mark(), init=False, repr=False)
     _passed_before: int = field(default=0, init=False, repr=False)
 
@@ -89,7 +94,7 @@ class Loader:
         if self._total is None:
             raise TypeError(f"the number of steps is not known beforehand (order={self.order!r})")
         whole, left = divmod(self._total, self._share.span)
-        return whole + (left > 0 and not self.drop_last)
+        return whole + (left >= self._least)
 
     def steps(self, skip: int = 0, every: int = 1) -> Iterator[Tokens]:
         """Yield the batches of the rest of the epoch, without the first `skip`, then only each `every`-th.
@@ -103,23 +108,23 @@ class Loader:
                 skip -= 1
                 continue
             batch = self._served.read(places)
-            self._mark, skip = mark, every - 1
+            self._go(self.epoch, mark)
+            skip = every - 1
             yield batch
         self._passed_before += self._served.passed(mark.windows)
-        self.epoch, self._mark = self.epoch + 1, Mark()
+        self._go(self.epoch + 1, Mark())
 
     def skip(self, steps: int) -> None:
         """Pass over the next so many steps of this epoch without reading them."""
         for _, (mark, _) in zip(range(steps), self._walk(), strict=False):
-            self._mark = mark
+            self._go(self.epoch, mark)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; if it is the present one, stay where we are."""
         epoch = loader_state.whole("epoch", epoch)
         if epoch < 0:
             raise UsageError(message("epochs are counted from 0", given=epoch))
-        if epoch != self.epoch:
-            self.epoch, self._mark = epoch, Mark()
+        self._go(epoch, self._mark if epoch == self.epoch else Mark())
 
     def state(self) -> dict[str, Any]:
         """Return where we are, for `resume`: a few numbers and words, the same on all ranks."""
@@ -136,8 +141,8 @@ class Loader:
             raise UsageError(
                 message("this state is behind the end", in_state=wanted.windows, windows=self._total)
             )
-        self.epoch, self._passed_before = wanted.epoch, wanted.passed_before
-        self._mark = Mark(wanted.windows, wanted.documents, wanted.passed)
+        self._passed_before = wanted.passed_before
+        self._go(wanted.epoch, Mark(wanted.windows, wanted.documents, wanted.passed))
         return self
 
     @property
@@ -150,10 +155,21 @@ class Loader:
 
     @property
     def dropped(self) -> int | None:
-        """How many windows `drop_last` drops in each epoch; None if that is not known beforehand."""
+        """How many windows at the end of this epoch are not served; None if that is not known beforehand.
+
+        An epoch that was begun with other ranks or another batch ends with another step than the next.
+        """
         if self._total is None:
             return None
-        return self._total % self._share.span if self.drop_last else 0
+        left = (self._total - self._mark.windows) % self._share.span
+        return left if left < self._least else 0
+
+    @property
+    def _least(self) -> int:
+        """How many windows a step must have, on all ranks together, to be served."""
+        if self.drop_last is None:
+            return self.ranks
+        return self._share.span if self.drop_last else 1
 
     @property
     def _total(self) -> int | None:
@@ -169,18 +185,25 @@ class Loader:
         told = records.digest([shards.recipe_id, self.split])[:16] if whole else shards.fingerprint
         return State(self.order, self.seed, self.seq_len, told)
 
+    def _go(self, epoch: int, mark: Mark) -> None:
+        self.epoch, self._mark = epoch, mark
+        self.moves += 1
+
     def _walk(self) -> Iterator[tuple[Mark, Any]]:
         """Yield each step from where we are to the end of the epoch; wait for what is still being made."""
         mark = self._mark
         while True:
             complete = self._shards.complete
-            whole = self.drop_last or not complete
-            for step in self._served.walk(mark, self._share, self._shuffle(), whole=whole):
+            least = self._least if complete else self._share.span
+            for step in self._served.walk(mark, self._share, self._shuffle(), least):
                 mark = step[0]
                 yield step
             if complete:
-                return
+                break
             self._wait_for_more()
+        if self.drop_last is None and not mark.windows:
+            # Documents may fill fewer windows than their tokens could.
+            raise self._too_few_windows(f"fewer than {self.ranks:,}")
 
     def _shuffle(self) -> Shuffle:
         if self.order == "sequential":
@@ -205,6 +228,25 @@ class Loader:
                     seq_len=f"{self.seq_len:,}",
                 )
             )
+        if shards.complete and self.drop_last is None and self._most < self.ranks:
+            raise self._too_few_windows(f"{self._most:,}")
+
+    @property
+    def _most(self) -> int:
+        """How many windows an epoch has at most."""
+        return self._shards.tokens // (self.seq_len + 1) if self._total is None else self._total
+
+    def _too_few_windows(self, windows: str) -> UsageError:
+        return UsageError(
+            message(
+                "there are too few windows for so many ranks: some would get an empty batch",
+                "choose fewer ranks or a smaller seq_len, or",
+                "drop_last=False if the training loop can do with empty batches",
+                windows=windows,
+                ranks=f"{self.ranks:,}",
+                seq_len=f"{self.seq_len:,}",
+            )
+        )
 
     def _warn_of_short_shards(self) -> None:
         """Warn if most tokens are in no window, because none reaches from one shard to the next."""
@@ -223,7 +265,8 @@ class Loader:
         warnings.warn(message(wrong, advice, **told), stacklevel=4)
 
     def _find(self) -> Shards:
-        if self.follow and self._wanted.is_run:
+        if self.follow:
+            loader_shards.check_can_be_followed(self._wanted)
             self._waiting.until(self._wanted.folder.manifest.is_file)
         return loader_shards.find(self._wanted)
 
@@ -247,6 +290,7 @@ class Loader:
             f"raw is none of {', '.join(get_args(TokenType))}": self.raw not in (None, *get_args(TokenType)),
             "seq_len and batch are at least 1": min(self.seq_len, self.batch) < 1,
             "rank is a number from 0 to ranks - 1": not 0 <= self.rank < self.ranks,
+            "drop_last is none of None, True, False": self.drop_last not in (None, True, False),
             "a run can only be followed with order='sequential': others need all of it": self.follow
             and self.order != "sequential",
         }
@@ -266,7 +310,5 @@ class _Served(Protocol):
     total: int
 
     def passed(self, windows: int) -> int: ...
-    def walk(
-        self, mark: Mark, share: Share, shuffle: Shuffle, *, whole: bool
-    ) -> Iterator[tuple[Mark, Any]]: ...
+    def walk(self, mark: Mark, share: Share, shuffle: Shuffle, least: int) -> Iterator[tuple[Mark, Any]]: ...
     def read(self, places: Any) -> Tokens: ...

@@ -83,12 +83,12 @@ class Documents:
         return self._shards.tokens - windows * self.size
 
     def walk(
-        self, mark: Mark, share: Share, shuffle: Shuffle, *, whole: bool
+        self, mark: Mark, share: Share, shuffle: Shuffle, least: int
     ) -> Iterator[tuple[Mark, Sequence[Packed]]]:
-        """Yield the mark after each step from `mark` on, and our windows; with `whole`, of full steps."""
+        """Yield the mark after each step from `mark` on, and our windows; no step has fewer than `least`."""
         windows = self._windows(mark.documents, shuffle)
         while step := list(islice(windows, share.span)):
-            if whole and len(step) < share.span:
+            if len(step) < least:
                 return
             mark = Mark(
                 mark.windows + len(step),

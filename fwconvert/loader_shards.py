@@ -25,6 +25,8 @@ from fwconvert.run_manifest import RunManifest
 from fwconvert.shard import numpy_type
 
 _SUFFIXES = (".bin", ".npy")
+# The words in the names of others' files.
+_SPLITS: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
 
 # Linux allows a process 65,530 mapped files; a shard and its index are two.
 _MOST_MAPPED = 16_384
@@ -114,14 +116,25 @@ def find(wanted: Wanted) -> Shards:
     """Return the shards, each looked at; raise UsageError if there are none, ShardError if one is wrong."""
     if wanted.is_run:
         return of_run(wanted)
-    if wanted.follow:
-        raise UsageError(
-            message("this is not the folder of a run, so it cannot be followed", folder=wanted.path)
-        )
     files = tuple(look(path, Expected(raw=wanted.raw)) for path in _paths(wanted))
     _refuse_a_mixture(files)
     told = [[file.name, file.tokens, file.token_type] for file in files]
     return Shards(files[0].token_type, files, (), complete=True, recipe_id="", fingerprint=_short(told))
+
+
+def check_can_be_followed(wanted: Wanted) -> None:
+    """Raise UsageError if this will never be the folder of a run; one that is not there yet may be."""
+    path = wanted.folder.path
+    is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
+    of_others = path.is_dir() and not wanted.is_run and any(_is_shard(file.name) for file in path.iterdir())
+    if is_pattern or of_others or path.is_file():
+        raise UsageError(
+            message(
+                "this is not the folder of a run, so it cannot be followed",
+                "name the folder that the conversion writes to (--out)",
+                given=wanted.path,
+            )
+        )
 
 
 def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
@@ -231,30 +244,89 @@ def _kind(format_name: str) -> Kind:
 
 
 def _paths(wanted: Wanted) -> list[Path]:
-    """Return the shards of others: those of the split in a folder, or all that a pattern names."""
+    """Return the shards of others that are of the split: in a folder, or of those that a pattern names."""
     given = Path(wanted.path)
     if given.is_dir():
         found = [path for path in given.iterdir() if path.is_file() and _is_of(wanted.split, path.name)]
+    elif given.exists():
+        found = _named(wanted, given)
     else:
-        found = [Path(path) for path in glob.glob(str(wanted.path))]  # noqa: PTH207  # may be absolute
-    there = {path.name for path in found}
-    chosen = [path for path in found if path.name.removesuffix(ZIPPED) not in there - {path.name}]
+        found = _matched(wanted)
+    there = set(found)
+    chosen = [path for path in found if path.with_name(path.name.removesuffix(ZIPPED)) not in there - {path}]
     if not chosen:
         raise UsageError(
             message(
-                f"there is no token shard with '{wanted.split}' in its name"
+                f"there is no token shard that is '{wanted.split}' by its name"
                 if given.is_dir()
                 else "there is no such file or folder",
                 "name a run's folder, a folder of .bin or .npy shards, or a pattern: 'some/*_train_*.bin'",
                 given=wanted.path,
             )
         )
-    return sorted(chosen, key=lambda path: path.name)
+    return sorted(chosen, key=lambda path: (path.name, path))
+
+
+def _named(wanted: Wanted, path: Path) -> list[Path]:
+    """Return the file that was named; what it holds is as the caller says, unless its name says otherwise."""
+    if _told_split(path) not in (None, wanted.split):
+        raise _other_split(wanted, [path])
+    return [path]
+
+
+def _matched(wanted: Wanted) -> list[Path]:
+    """Return those of a pattern that are of the split. If no name says 'train', what says nothing is that."""
+    found = sorted(Path(path) for path in glob.glob(str(wanted.path)))  # noqa: PTH207  # may be absolute
+    chosen = [path for path in found if _told_split(path) == wanted.split]
+    untold = [path for path in found if _told_split(path) is None]
+    if wanted.split == "train" and chosen and untold:
+        raise UsageError(
+            message(
+                "of the files that this pattern names, some say 'train' and others do not say what they are",
+                "name only those that are to be served: 'some/*_train_*.bin'",
+                pattern=wanted.path,
+                train=chosen[0],
+                not_said=untold[0],
+            )
+        )
+    if wanted.split == "train" and untold:
+        return untold
+    if found and not chosen:
+        raise _other_split(wanted, found)
+    return chosen
+
+
+def _other_split(wanted: Wanted, found: Sequence[Path]) -> UsageError:
+    told = _told_split(found[0])
+    return UsageError(
+        message(
+            f"no file that is named here is '{wanted.split}' by its name",
+            f"say split='{told}' if it is that which you want" if told else "put the split into the names",
+            f"or name others: 'some/*_{wanted.split}_*.bin'",
+            given=wanted.path,
+            split=wanted.split,
+            found=f"{found[0]}" + (f" and {len(found) - 1:,} more" if found[1:] else ""),
+        )
+    )
+
+
+def _is_shard(name: str) -> bool:
+    return name.removesuffix(ZIPPED).endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _is_of(split: Split, name: str) -> bool:
-    suffixed = name.removesuffix(ZIPPED).endswith(_SUFFIXES) and not name.startswith(".")
-    return suffixed and re.search(rf"(?<![a-z]){split}(?![a-z])", name.lower()) is not None
+    return _is_shard(name) and _split_in(name) == split
+
+
+def _told_split(path: Path) -> Split | None:
+    """Return what a file is by its name, or else by that of its folder, if it is called just so."""
+    return _split_in(path.name) or _SPLITS.get(path.parent.name.lower())
+
+
+def _split_in(name: str) -> Split | None:
+    # The last counts: a dataset's name, which may say anything, stands before the split.
+    words = [word for word in re.findall("[a-z]+", name.lower()) if word in _SPLITS]
+    return _SPLITS[words[-1]] if words else None
 
 
 def _refuse_a_mixture(files: Sequence[TokenFile]) -> None:

@@ -74,14 +74,14 @@ class Windows:
         return self._left + (self.total - windows) * self.seq_len
 
     def walk(
-        self, mark: Mark, share: Share, shuffle: Shuffle, *, whole: bool
+        self, mark: Mark, share: Share, shuffle: Shuffle, least: int
     ) -> Iterator[tuple[Mark, Sequence[Place]]]:
-        """Yield the mark after each step from `mark` on, and our windows; with `whole`, of full steps."""
+        """Yield the mark after each step from `mark` on, and our windows; no step has fewer than `least`."""
         position = mark.windows
         while (left := self.total - position) > 0:
             size, steps = share.span, min(left // share.span, max(1, _AHEAD // share.batch))
             if not steps:
-                if whole:
+                if left < least:
                     return
                 size, steps = left, 1
             ours = share.of(size)

@@ -1,7 +1,14 @@
-"""The names of output files. Each follows from the recipe, never from what ran when or where."""
+"""The names of output files. Each follows from the recipe, never from what ran when or where.
+
+Sorted names are in the order of the stream: numbers have a fixed number of
+digits, and one that does not fit is an x and nine digits, which sorts behind
+them (by code point, and in the locales that people use). Runs of the first
+versions just have longer numbers there; they keep them (`plain`).
+"""
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
@@ -11,21 +18,37 @@ from fwconvert.formats import ZIPPED
 Split = Literal["val", "train"]
 
 _INDEX_SUFFIX = ".docs"
+_SOURCE_DIGITS = 5
 
 
-def job_shard(rules: Rules, split: Split, source_index: int, block: int) -> str:
+def job_shard(rules: Rules, split: Split, source_index: int, block: int, *, plain: bool = False) -> str:
     """Return the name of a token shard that a job makes (independent layout)."""
-    return f"{rules.name}_{split}_{source_index:05d}_{block:0{rules.block_digits}d}{rules.suffix}"
+    source = _numbered(source_index, _SOURCE_DIGITS, plain=plain)
+    number = _numbered(block, rules.block_digits, plain=plain)
+    return f"{rules.name}_{split}_{source}_{number}{rules.suffix}"
 
 
-def joined_shard(recipe: Recipe, split: Split, number: int) -> str:
+def joined_shard(recipe: Recipe, split: Split, number: int, *, plain: bool = False) -> str:
     """Return the name of a token shard that the join makes."""
     rules = recipe.rules
     if rules.kind.is_one_stream:
         return f"{split}{rules.suffix}"
     if rules.layout == "contiguous":
         return f"{rules.name}_{split}_{number:06d}{rules.suffix}"
-    return job_shard(rules, split, len(recipe.source.files), number)
+    return job_shard(rules, split, len(recipe.source.files), number, plain=plain)
+
+
+def _numbered(number: int, digits: int, *, plain: bool) -> str:
+    return f"{number:0{digits}d}" if plain or number < 10**digits else f"x{number:09d}"
+
+
+def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
+    """Tell whether one of these names has a number that is too long for its digits, as they once were."""
+    if rules.layout == "contiguous":
+        return False
+    too_long = rf"_([0-9]{{{_SOURCE_DIGITS + 1},}}_x?[0-9]+|x?[0-9]+_[0-9]{{{rules.block_digits + 1},}})"
+    pattern = re.compile(f".*{too_long}{re.escape(rules.suffix)}")
+    return any(pattern.fullmatch(name) for name in shards)
 
 
 def index(shard: str) -> str:
@@ -44,8 +67,36 @@ def is_shard(rules: Rules, file_name: str) -> bool:
     """Tell whether a file in the output folder looks like one of the run's token shards."""
     stem = "(val|train)"
     if not rules.kind.is_one_stream:
-        stem = rf"{re.escape(rules.name)}_{stem}_[0-9]+(_[0-9]+)?"
+        stem = rf"{re.escape(rules.name)}_{stem}_x?[0-9]+(_x?[0-9]+)?"
     return re.fullmatch(stem + re.escape(rules.suffix), file_name) is not None
+
+
+def is_own(recipe: Recipe, shard: str) -> bool:
+    """Tell whether only this recipe, or a run of it by an earlier version, makes a file of this name here."""
+    rules = recipe.rules
+    if not is_shard(rules, shard) or rules.kind.is_one_stream:
+        return is_shard(rules, shard)
+    split, *numbers = shard.removesuffix(rules.suffix).removeprefix(f"{rules.name}_").split("_")
+    if rules.layout == "contiguous":
+        return len(numbers) == 1 and len(numbers[0]) >= 6 and numbers[0].isdecimal()
+    if len(numbers) != 2:
+        return False
+    source, block = (int(number.removeprefix("x")) for number in numbers)
+    sources = len(recipe.source.files)
+    named = {job_shard(rules, "train", source, block, plain=plain) for plain in (False, True)}
+    possible = source <= sources if split == "train" else (source, block) == (0, 0)
+    return possible and shard.replace(f"_{split}_", "_train_", 1) in named
+
+
+def is_served(rules: Rules, file_name: str) -> bool:
+    """Tell whether the trainers of this format would take a file of this name for one of the run."""
+    kind = rules.kind
+    if kind.is_one_stream:
+        return is_shard(rules, file_name)
+    if kind.reserved:  # Whatever has the split anywhere in its name.
+        return any(word in file_name for word in kind.reserved)
+    begins = file_name.startswith((f"{rules.name}_train_", f"{rules.name}_val_"))
+    return (begins or kind.takes_all) and file_name.endswith((rules.suffix, *kind.sidecars))
 
 
 def owner(rules: Rules, file_name: str) -> str | None:

@@ -41,6 +41,7 @@ def expected(recipe: Recipe, origin: Origin) -> list[Amount]:
 def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
     """Raise UsageError if the output, or the sources that are fetched, do not fit."""
     needed = plan_for(recipe, options)
+    plan.check_shards(needed, recipe.rules)
     there, out = bytes_there(folder), folder.path
     keep = options.keep_source
     if keep is None or _disk(keep) == _disk(out):
@@ -95,7 +96,9 @@ def _sources_there(recipe: Recipe, options: Options) -> int:
     keep = options.keep_source
     if keep is None or not keep.is_dir():
         return 0
-    return sum(place.stat().st_size for place in catalog.locate(recipe.source, keep).values())
+    sizes = {file.path: file.bytes for file in recipe.source.files}
+    found = catalog.locate(recipe.source, keep)
+    return sum(sizes[path] for path, place in found.items() if place.stat().st_size == sizes[path])
 
 
 def _footers(recipe: Recipe, origin: Origin) -> dict[str, plan.Size]:

@@ -24,6 +24,8 @@ class RunContext:
     session: str
     encoder: Encoder = "reference"
     threads: int = 1
+    # Whether the run has names of an earlier version, whose numbers may be longer than planned.
+    plain_names: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class JoinOrder:
 Order = ConvertOrder | JoinOrder
 
 # job: its own error. output: nobody's, the run stops. stopped: the user's wish. lost: the worker died.
-# unfetched: the source is not to be had.
-FailureKind = Literal["job", "output", "stopped", "lost", "unfetched"]
+# unready: the worker could not begin, which is no order's fault. unfetched: the source is not to be had.
+FailureKind = Literal["job", "output", "stopped", "lost", "unready", "unfetched"]
 
 
 @dataclass(frozen=True)

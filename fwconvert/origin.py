@@ -5,6 +5,8 @@ session and gives back each one when its file is there; when the receipt is on
 the disk, it takes the file back.
 """
 
+import errno
+import os
 import threading
 import time
 from collections import deque
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from fwconvert import atomic, catalog, fetch
+from fwconvert import atomic, catalog, fetch, names
 from fwconvert.config import SourceManifest, SourceShard
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
@@ -41,8 +43,10 @@ class Traffic:
 
     # Since the session began.
     bytes: int
-    # All that may be fetched ahead is; or all there is.
-    ahead: bool
+    # Files that are fetched and not done with: at work, or waiting for a worker.
+    here: int
+    # More is on its way, or would be if there were a way.
+    coming: bool
 
 
 class Origin(Protocol):
@@ -97,7 +101,7 @@ class LocalOrigin:
 
     def __init__(self, manifest: SourceManifest, root: Path) -> None:
         self._root = root
-        self._found = catalog.locate(manifest, root)
+        self._bare = catalog.bare(manifest, root)
 
     def __enter__(self) -> Self:
         return self
@@ -107,15 +111,17 @@ class LocalOrigin:
 
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or where it was expected if it is missing."""
-        return self._found.get(source.path, self._root / source.path)
+        return self._bare.get(source.path, self._root / source.path)
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
         """Return the sha256 of the file if it is another one by now."""
         return other_sha256(self.place(source), receipt)
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted = _always) -> Ready:  # noqa: ARG002
-        """Yield all orders."""
-        yield from orders
+        """Yield all orders; one whose file is not to be had as Unfetched, since no worker need try it."""
+        for order in orders:
+            wrong = _out_of_reach(order.file)
+            yield Unfetched(order, Failure("unfetched", wrong)) if wrong else order
 
     def clear(self) -> None:
         """Leave everything alone."""
@@ -129,6 +135,20 @@ class LocalOrigin:
     def notices(self) -> list[str]:
         """Return nothing: there is nothing to tell."""
         return []
+
+
+def _out_of_reach(path: Path) -> str:
+    """Return why a file is not to be had, or ""; whether it is a good one is the worker's affair."""
+    from fwconvert.source import reading  # noqa: PLC0415  # loads pyarrow
+
+    try:
+        with reading(path):
+            path.stat()
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except SourceError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)
@@ -148,19 +168,26 @@ class HubOrigin:
     """Files of the hub, fetched ahead of the workers and removed when they are converted.
 
     `keep` is the folder of a user who wants them kept; what lies there already
-    is used, once it is proven. Otherwise they lie in `private`.
+    is used, once it is proven, and never replaced. Otherwise they lie in
+    `private`, each under the name of its job, because two may have equal content
+    and each goes when its own job is done. Parts are named by their content.
     """
 
     def __init__(self, manifest: SourceManifest, terms: Terms, private: Path, keep: Path | None) -> None:
         self._terms = terms
         self._private = private
         self._keep = keep
-        self._found = {} if keep is None or not keep.is_dir() else catalog.locate(manifest, keep)
+        self._bare = {} if keep is None or not keep.is_dir() else catalog.bare(manifest, keep)
         self._stop = threading.Event()
         self._notices: deque[str] = deque()
         self._bytes = 0
         self._fetching = Fetching(
-            Dataset(manifest.dataset, manifest.revision), terms.patience, self._stop, self._count, self._tell
+            Dataset(manifest.dataset, manifest.revision),
+            terms.patience,
+            self._stop,
+            self._count,
+            self._tell,
+            keeps=keep is not None,
         )
         # Guards all below. Threads wait on it for room, and tell of what is ready.
         self._changed = threading.Condition()
@@ -169,6 +196,8 @@ class HubOrigin:
         self._ready: deque[ConvertOrder | Unfetched | BaseException] = deque()
         # Begun by a thread, and not handed to a worker yet; and not released yet.
         self._ahead = self._held = 0
+        # The hub cannot be used, so nothing more will come in this session.
+        self._is_lost = False
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
@@ -190,8 +219,8 @@ class HubOrigin:
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or will."""
         if self._keep is None:
-            return (self._private / self._part_name(source)).with_suffix(catalog.PARQUET)
-        return self._found.get(source.path, self._keep / source.path)
+            return self._private / f"{names.job_key(source.path)}{catalog.PARQUET}"
+        return self._keep / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
         """Return the sha256 of the file if it is there, and another one by now."""
@@ -254,7 +283,10 @@ class HubOrigin:
         """Return how fetching goes."""
         with self._changed:
             on_the_way = self._ahead - len(self._ready)
-            return Traffic(self._bytes, on_the_way == 0 and not (self._wanted and self._may_begin()))
+            # Among what is ready there may be errors that nobody has taken yet.
+            ready = sum(isinstance(item, ConvertOrder) for item in self._ready)
+            coming = on_the_way > 0 or self._is_lost or bool(self._wanted and self._may_begin())
+            return Traffic(self._bytes, self._held - self._ahead + ready, coming)
 
     def notices(self) -> list[str]:
         """Return what was told since this was last asked."""
@@ -265,26 +297,43 @@ class HubOrigin:
         atomic.refuse_link(self._private)
         if self._keep is not None or not self._private.is_dir():
             return
+        for order in orders:
+            self._adopt(order)
         needed = {name for order in orders for name in (order.file.name, self._part_name(order.source))}
         for entry in self._private.iterdir():
             if entry.name not in needed:
                 atomic.remove(entry)
+
+    def _adopt(self, order: ConvertOrder) -> None:
+        """Give a file its name that an earlier version of fwconvert left under that of its content."""
+        left = (self._private / self._part_name(order.source)).with_suffix(catalog.PARQUET)
+        if left.is_file() and not order.file.exists():
+            with atomic.writing(order.file):
+                left.replace(order.file)
 
     def _work(self) -> None:
         """Fetch one file after another, in a thread, while there is room."""
         while (order := self._next()) is not None:
             item: ConvertOrder | Unfetched | BaseException
             try:
-                self._fetching.fetch(order.source, order.file, self._parts())
-                item = replace(order, proven=order.source.sha256 is not None)
+                item = replace(order, file=self._have(order), proven=order.source.sha256 is not None)
             except SourceError as error:
                 item = Unfetched(order, Failure("unfetched", str(error)))
             except BaseException as error:  # noqa: BLE001  # raised again where the orders are taken
                 item = error
             with self._changed:
                 self._ready.append(item)
+                self._is_lost = self._is_lost or isinstance(item, HubError)
             if isinstance(item, BaseException):
                 return
+
+    def _have(self, order: ConvertOrder) -> Path:
+        """Have the file of an order on this machine, proven; return where it lies."""
+        bare = self._bare.get(order.source.path)
+        if bare is not None and not order.file.exists() and self._fetching.is_right(order.source, bare):
+            return bare
+        self._fetching.fetch(order.source, order.file, self._parts())
+        return order.file
 
     def _next(self) -> ConvertOrder | None:
         """Wait for room; return what to fetch, or None if there is no more."""

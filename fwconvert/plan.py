@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fwconvert import records
 from fwconvert.config import Recipe, Rules, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 
@@ -21,6 +22,10 @@ _TEXT_BYTES_PER_TOKEN = {
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
 _TEXT_BYTES_PER_DOCUMENT = 4750
+
+# Of a token shard, and of each file beside it, in the run manifest.
+_LINE_BYTES = 300
+_SIDECAR_BYTES = 140
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,25 @@ def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
     """
     tail = largest_tokens if rules.layout == "contiguous" else min(largest_tokens, rules.block_tokens)
     return (workers * rules.block_tokens + 2 * tail) * rules.token_bytes
+
+
+def most_shards(rules: Rules) -> int:
+    """Return how many token shards a run manifest can describe, about: readers take no larger file."""
+    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.kind.sidecars))
+
+
+def check_shards(plan: Plan, rules: Rules) -> None:
+    """Raise UsageError if the run would have more token shards than its manifest can describe."""
+    if plan.shards > most_shards(rules):
+        raise UsageError(
+            message(
+                "this run would have more token shards than a run manifest can describe",
+                "choose larger --shard-tokens",
+                shard_tokens=f"{rules.shard_tokens:,}",
+                token_shards=f"about {plan.shards:,}",
+                at_most=f"about {most_shards(rules):,}",
+            )
+        )
 
 
 def check_disk(plan: Plan, have: int, free: int, out: str) -> None:

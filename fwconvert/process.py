@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from ctypes import Array, c_int64
 from multiprocessing import connection, parent_process
 
@@ -18,23 +19,42 @@ if sys.platform != "win32":
 
 # A board is a few shared integers, written without a lock: a worker that is killed
 # would leave a lock (or a queue) closed for ever.
-# BEAT counts on while the worker lives.
+# BEAT counts on while the worker lives; it is 0 until the worker has begun an order.
 STOP, DONE, TOTAL, TOKENS, TEXT_BYTES, BEAT = range(6)
 BOARD_SIZE = 6
+
+# Ctrl-C and a lost terminal reach the whole group; the driver decides. Windows has no SIGHUP.
+STOPPING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
 Board = Array[c_int64] | list[int]
 
 board: Board = [0] * BOARD_SIZE
 
 
+def open_standard_streams() -> None:
+    """Put the null device in the place of standard streams that are closed, as daemons start programs.
+
+    Otherwise the next files to be opened get their numbers, 0 to 2, and what is
+    printed goes into those.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # Those below it are open, so this is the number that it gets.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
 def start(shared: Board, log: str) -> None:
     """Prepare a new worker process; runs once, before its first order."""
     global board  # noqa: PLW0603  # a process has one board
     board = shared
-    for name in ("SIGINT", "SIGTERM"):  # Ctrl-C reaches the whole group; the driver decides.
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # The driver blocked them while it started us.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     # numpy would start a thread for every core, in every worker, to multiply matrices; there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _print_into(log)
@@ -72,9 +92,27 @@ def machine_bytes() -> int | None:
         return None
 
 
+def allow_open_files(wanted: int) -> int:
+    """Let this process, and those that it starts, have so many files open; return how many they may have."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):  # macOS may allow fewer than it says.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def beat() -> None:
+    """Show that this process has not stalled."""
+    board[BEAT] += 1
+
+
 def stop_if_asked() -> None:
     """Raise Stopped if the driver wants this process to stop. Also the sign that it has not stalled."""
-    board[BEAT] += 1
+    beat()
     if board[STOP]:
         raise Stopped("stopped by the user")
 
@@ -87,8 +125,9 @@ def _print_into(log: str) -> None:
         descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.close(descriptor)
-    faulthandler.enable(sys.stderr)
+    if descriptor > 2:
+        os.close(descriptor)
+    faulthandler.enable(2)
 
 
 def _end_with_parent() -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from fwconvert.columns import SEPARATOR, Span, encodable, fitting, printable_lines, wrapped
 from fwconvert.pace import Clock, Pace
+from fwconvert.streams import Unfailing
 from fwconvert.view import outcome, screen, status
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
@@ -48,45 +48,6 @@ def terminal(stream: TextIO) -> Console:
     # The stream swallows errors, not us: rich ends the process on a broken pipe.
     unfailing = cast("TextIO", Unfailing(stream))
     return Console(file=unfailing, force_terminal=True, force_interactive=True, force_jupyter=False)
-
-
-class Unfailing:
-    """A text stream whose loss goes unnoticed: a closed terminal must not end a run of days."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
-
-    def write(self, text: str) -> int:
-        """Write `text` if that is possible."""
-        with self._surviving():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush if that is possible."""
-        with self._surviving():
-            self._stream.flush()
-
-    @contextmanager
-    def _surviving(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError):
-            # What is still in its buffer goes nowhere; otherwise Python complains of it at its end.
-            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-                os.dup2(nowhere.fileno(), self._stream.fileno())
-                self._stream.flush()
-
-    def isatty(self) -> bool:
-        """Tell whether it is a terminal; a closed one is not."""
-        with suppress(OSError, ValueError):
-            return self._stream.isatty()
-        return False
-
-    def fileno(self) -> int:
-        """Return the stream's descriptor."""
-        return self._stream.fileno()
 
 
 class PlainProgress:

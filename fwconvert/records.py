@@ -35,6 +35,21 @@ class Record(Part, frozen=True, tag_field="format"):
 R = TypeVar("R", bound=Record)
 
 
+def use_own_defaults(part: Part) -> None:
+    """Put the declared default in the place of every value that equals it.
+
+    For `__post_init__` of a part that leaves its defaults out. msgspec takes a
+    value for the default only if it is the very same object, and a word from a
+    command line never is: equal parts would be written as different bytes.
+    """
+    defaults = part.__struct_defaults__
+    names = part.__struct_fields__[len(part.__struct_fields__) - len(defaults) :]
+    for name, default in zip(names, defaults, strict=True):
+        value = getattr(part, name)
+        if value is not default and type(value) is type(default) and value == default:
+            msgspec.structs.force_setattr(part, name, default)
+
+
 def encode(value: object) -> bytes:
     """Return `value` as canonical JSON: compact; fields as declared, keys of dictionaries sorted."""
     return msgspec.json.encode(value, order="deterministic")

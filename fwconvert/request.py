@@ -153,6 +153,14 @@ def _sources(request: Request) -> tuple[SourceManifest, Path | None]:
         return catalog.local(request.source)
     manifest = catalog.find(request.version)
     if manifest.dataset == "demo":
+        if request.source is not None:
+            raise UsageError(
+                message(
+                    "the demo makes the files that it converts, so --source cannot be given with it",
+                    "leave --source out to see the demo, or --version out to convert your files",
+                    source=request.source,
+                )
+            )
         return _demo(manifest)
     if request.source is None:
         if manifest.dataset == catalog.LOCAL:

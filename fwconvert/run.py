@@ -4,9 +4,10 @@ Nothing is printed here. What happens is told to an Observer and returned as a
 Result.
 """
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from fwconvert import (
     request,
     run_manifest,
     session,
+    strays,
 )
 from fwconvert.checks import check_rules
 from fwconvert.config import Options, Recipe
-from fwconvert.engine import Limits, LocalEngine
+from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder
 from fwconvert.hub import Dataset
@@ -30,10 +32,9 @@ from fwconvert.origin import Origin
 from fwconvert.patience import Patience, patiently
 from fwconvert.receipt import Quarantined
 from fwconvert.run_manifest import Headline
-from fwconvert.saved_plan import known_sources, refuse_other_recipe, save_plan
-from fwconvert.strays import remove_strays
+from fwconvert.saved_plan import adopt, has_plan, known_sources, save_plan
 from fwconvert.supply import Sources, Supply
-from fwconvert.survey import Survey, survey
+from fwconvert.survey import Look, Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
 
 # A sound source needs about half of it.
@@ -56,6 +57,8 @@ class Result:
     # What this session did itself.
     session_tokens: int
     seconds: float
+    # Files in the folder that a trainer would take for output of the run, and that are none of its.
+    foreign: tuple[str, ...] = ()
 
 
 class SilentObserver:
@@ -93,18 +96,20 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
     started = time.monotonic()
     check_rules(recipe.rules)  # A program may have made it by hand.
     folder = RunFolder(options.out.absolute())
-    refuse_other_recipe(folder, recipe)
+    recipe = adopt(folder, recipe)
     origin = supply.origin(folder)
-    finished = _already_complete(folder, recipe, origin)
+    finished = None if options.rehash else _already_complete(folder, recipe, origin, stop)
     if finished is not None:
         return _result(finished, len(finished.sources), started, untouched=True)
+    check_open_files(_at_once(recipe, options), options.max_fetches if options.root is None else 0)
     if options.check_disk:
         supply.check_disk(folder)
     supply.check_columns(folder, origin, stop.wish)
     current = supply.session(folder, observer)
     with _session(folder, recipe, current):
         places.save(folder, supply.place)
-        work = _begin(folder, recipe, current, origin, observer, stop)
+        checking = _Checking(observer, stop, recipe, everything=options.rehash)
+        work = _begin(folder, recipe, current, origin, checking)
         found = len(work.survey.jobs)
         _carry_out(work, options, supply)
         return _result(work, found, started)
@@ -128,27 +133,48 @@ def _listed(
     return request.with_files(recipe, saved)
 
 
-def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin) -> Work | None:
+def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin, stop: StopSwitch) -> Work | None:
     """Return the finished work if there is nothing left to do, having written nothing."""
-    if not folder.manifest.is_file() or _unclean(folder):
+    if not folder.manifest.is_file() or not has_plan(folder) or _unclean(folder):
         return None
     try:
         manifest = run_manifest.read(folder)
         if not manifest.headline.complete:
             return None
-        found = survey(folder, recipe, set())
+        checking = _Checking(SilentObserver(), stop, recipe)
+        found = survey(folder, recipe, checking.look(frozenset()))
         work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
-        if found.problems or work.missing or work.limits.unfit or any(work.join_orders()):
+        if found.problems or work.limits.unfit or not work.is_complete:
             return None
-        whole = manifest == work.manifest(complete=True)
+        whole = manifest == work.manifest(complete=True) and not _unlisted(work).own
+    except Stopped:
+        raise
     except FwconvertError:
         return None
     _refuse_changed_sources(work)
+    _trust(found)
     return work if whole else None
 
 
-def _unclean(folder: RunFolder) -> set[str]:
-    return {past.id for past in session.all_of(folder) if not past.ended}
+def _at_once(recipe: Recipe, options: Options) -> int:
+    """Return how many workers there can be: no more than jobs, but for a join of whole sources."""
+    jobs = len(recipe.source.files)
+    return options.worker_count if recipe.rules.layout == "contiguous" else min(options.worker_count, jobs)
+
+
+def _unclean(folder: RunFolder) -> frozenset[str]:
+    return frozenset(past.id for past in session.all_of(folder) if not past.ended)
+
+
+def _trust(found: Survey) -> None:
+    """Let receipts be as new as their files, which were found right: so they are not hashed each time."""
+    for path, newest in found.proven.items():
+        with suppress(OSError):  # A folder that may only be read: they are hashed each time.
+            os.utime(path, ns=(newest, newest))
+
+
+def _unlisted(work: Work) -> strays.Unlisted:
+    return strays.find(work.folder, work.recipe, {line.name for line in work.manifest().shards})
 
 
 @contextmanager
@@ -161,22 +187,49 @@ def _session(folder: RunFolder, recipe: Recipe, current: session.Session) -> Ite
         yield
 
 
+@dataclass(frozen=True)
+class _Checking:
+    """How the output that is there already is looked at, and who is told of it."""
+
+    observer: Observer
+    stop: StopSwitch
+    recipe: Recipe
+    everything: bool = False
+
+    def look(self, unclean: frozenset[str]) -> Look:
+        """Return how closely to look, after these sessions were cut off."""
+        return Look(unclean, self.everything, self._tick)
+
+    def _tick(self, hashed: int, everything: int) -> None:
+        if self.stop.asked:
+            raise Stopped("stopped by the user while the files that are there were checked")
+        self.observer.update(
+            Snapshot(
+                phase="check",
+                units=everything,
+                units_done=hashed,
+                session_units=hashed,
+                session_tokens=0,
+                jobs=len(self.recipe.source.files),
+                jobs_done=0,
+                tokens=0,
+                running=(),
+            )
+        )
+
+
 def _begin(
-    folder: RunFolder,
-    recipe: Recipe,
-    current: session.Session,
-    origin: Origin,
-    observer: Observer,
-    stop: StopSwitch,
+    folder: RunFolder, recipe: Recipe, current: session.Session, origin: Origin, checking: _Checking
 ) -> Work:
     """Look at what is there, say what is wrong with it, and make ready for the rest."""
     atomic.sweep(folder.temporary)
-    unclean = _unclean(folder)
+    unclean, observer = _unclean(folder), checking.observer
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
-    found, expected = survey(folder, recipe, unclean), needs.expected(recipe, origin)
-    work = Work(folder, recipe, current, origin, observer, stop, found, expected)
+    found, expected = survey(folder, recipe, checking.look(unclean)), needs.expected(recipe, origin)
+    work = Work(folder, recipe, current, origin, observer, checking.stop, found, expected)
     _refuse_changed_sources(work)
+    _trust(found)
     _withdraw(work.survey, observer)
     session.write(folder, current)
     for past in session.all_of(folder):
@@ -221,12 +274,15 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
         with _engine(work, options) as engine:
             _convert_all(work, supply, engine)
             if not work.missing:
+                work.withdraw_misfits()
+                _go_on(work, supply, engine)
+            if not work.missing:
                 driver.drive(work.join_orders(), engine, work)
                 for key in work.leftovers.take_spent():
                     work.folder.remove_tail(key)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"
-    except Stopped:
-        outcome = "stopped"
+    except Stopped:  # Perhaps too late: what workers finished meanwhile counts.
+        outcome = "complete" if work.is_complete else "stopped"
     finally:
         _tidy(work, outcome)
 
@@ -234,6 +290,11 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
 def _convert_all(work: Work, supply: Supply, engine: LocalEngine) -> None:
     with work.origin:
         driver.drive(work.ready_orders(), engine, work)
+    _go_on(work, supply, engine)
+
+
+def _go_on(work: Work, supply: Supply, engine: LocalEngine) -> None:
+    """Do the jobs that came up after all seemed to be handed out."""
     while work.goes_on:
         work.origin = supply.origin(work.folder)
         with work.origin:
@@ -253,23 +314,28 @@ def _engine(work: Work, options: Options) -> LocalEngine:
 
 def _tidy(work: Work, outcome: str) -> None:
     atomic.sweep(work.folder.temporary)
-    if outcome == "complete" and work.recipe.rules.is_limited:
-        shards = {line.name for line in work.manifest().shards}
-        remove_strays(work.folder, work.recipe.rules, shards, {file.path for file in work.sources})
+    if outcome == "complete":
+        # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
+        # why a source failed that lies behind the limit.
+        strays.remove(_unlisted(work))
+        for left in (work.folder.tails, work.folder.quarantine):
+            atomic.sweep(left)
     session.write(work.folder, session.ended(work.session, outcome))
     work.write_manifest(complete=outcome == "complete")
 
 
 def _result(work: Work, found: int, started: float, *, untouched: bool = False) -> Result:
-    manifest = work.manifest(complete=not work.missing and not any(work.join_orders()))
+    manifest = work.manifest(complete=work.is_complete)
+    foreign = _unlisted(work).foreign if manifest.headline.complete else ()
     return Result(
         out=work.folder.path,
         complete=manifest.headline.complete,
         stopped=work.stop.asked > 0 and not manifest.headline.complete,
         headline=manifest.headline,
         jobs_found=found,
-        failed=tuple(work.given_up.values()),
+        failed=tuple(work.given_up[path] for path in work.missing if path in work.given_up),
         untouched=untouched,
         session_tokens=work.session_tokens,
         seconds=time.monotonic() - started,
+        foreign=tuple(path.name for path in foreign),
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from fwconvert import limits, records
 from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
-from fwconvert.errors import UsageError, message
+from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
 from fwconvert.records import Part, Record
@@ -101,11 +101,31 @@ def build(
 
 def write(folder: RunFolder, manifest: RunManifest) -> None:
     """Replace manifest.json."""
-    folder.write(folder.manifest, records.lines(records.fields(manifest)))
+    content = records.lines(records.fields(manifest))
+    if len(content) > records.MOST_BYTES:
+        raise FwconvertError(
+            message(
+                "the run manifest has become larger than any reader takes: there are too many token shards",
+                "choose another --out and larger --shard-tokens",
+                token_shards=f"{len(manifest.shards):,}",
+                bytes=f"{len(content):,}",
+                at_most=f"{records.MOST_BYTES:,}",
+            )
+        )
+    folder.write(folder.manifest, content)
 
 
 def read(folder: RunFolder) -> RunManifest:
     """Return the run manifest of a folder, or raise UsageError if it has none."""
+    if not folder.manifest.is_file() and folder.plan.is_file():
+        raise ManifestError(
+            message(
+                "this run has lost its run manifest, or has not come so far",
+                "run the command that makes it again: the manifest is made from the receipts",
+                folder=folder.path,
+                missing=folder.manifest.name,
+            )
+        )
     if not folder.manifest.is_file():
         raise UsageError(
             message(

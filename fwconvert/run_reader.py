@@ -4,7 +4,7 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -78,7 +78,7 @@ class RunReader:
             )
         reader = self.reader(source)
         position = passage.start + offset - passage.first
-        document = reader.document_at(position)
+        document = self._seen(source, reader, reader.document_at(position))
         before = self._documents_before(source)
         number = None if before is None else before + document.number + 1
         return Located(source, number, document, reader, position)
@@ -107,8 +107,14 @@ class RunReader:
                 )
             )
         reader = self.reader(source)
-        document = reader.document(number - 1 - ends[source] + counts[source])
+        document = self._seen(source, reader, reader.document(number - 1 - ends[source] + counts[source]))
         return Located(source, number, document, reader, document.start)
+
+    def _seen(self, source: int, reader: StreamReader, document: Document) -> Document:
+        """Return a document as it is in its source too: not whole if the limit has cut it."""
+        job = self.account.jobs.get(source)
+        cut = job is not None and job.cut and document.end == reader.length
+        return replace(document, is_whole=False) if cut else document
 
     def _documents(self, source: int) -> int:
         job = self.account.jobs.get(source)

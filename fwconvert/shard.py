@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import names, zipped
+from fwconvert import names, process, zipped
 from fwconvert.atomic import Output
 from fwconvert.config import Rules, TokenType
 from fwconvert.errors import ShardError, message
@@ -30,6 +30,8 @@ from fwconvert.sidecars import Spans, sidecar_parts
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
 INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
+# Between two signs of life.
+_STEP_BYTES = 2**26
 # The tail of a whole source shard may be longer than 2**32 tokens, and so may a whole stream.
 LONG_INDEX_TYPE = np.dtype([("start", "<u8"), ("row", "<u4")])
 
@@ -91,7 +93,10 @@ class ShardWriter:
         entries = np.empty(len(piece.starts), self._index_type)
         entries["start"] = piece.starts
         entries["row"] = piece.rows
-        self.body.write(np.ascontiguousarray(piece.tokens, self._type).view(np.uint8).data)
+        tokens = np.ascontiguousarray(piece.tokens, self._type).view(np.uint8).data
+        for at in range(0, len(tokens), _STEP_BYTES):  # A document may be larger than all others together.
+            self.body.write(tokens[at : at + _STEP_BYTES])
+            process.stop_if_asked()
         self.index.write(entries.view(np.uint8).data)
         self.tokens += len(piece.tokens)
         self.documents += len(entries)
@@ -119,6 +124,7 @@ class ShardWriter:
             self._sidecars.append(output)
             for part in sidecar_parts(suffix, self._rules, spans):
                 output.write(part)
+                process.stop_if_asked()
             output.finish()
 
     def _zip(self) -> None:

@@ -86,7 +86,7 @@ def _datatrove_metadata(rules: Rules, spans: Spans) -> Iterator[bytes]:
 
 
 def _for_people(tokens: int) -> str:
-    """Return 1234567 as "1.23 MT", to the letter what the package humanize makes of it."""
+    """Return 1234567 as "1.23 MT", to the letter what humanize 4.16 makes of it."""
     group, digits = divmod(len(str(tokens)) - 1, 3)
     value = tokens / 1000**group
     if round(value, 2 - digits) >= 1000:

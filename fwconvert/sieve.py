@@ -45,6 +45,11 @@ _COMPARE = {
     "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
 }  # fmt: skip
 _ARITHMETIC = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
+# Bytes that are UTF-8 are text here as in the text column.
+_TEXTS = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+    pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+)  # fmt: skip
 _TESTS = {"contains": pc.match_substring, "startswith": pc.starts_with, "endswith": pc.ends_with}
 
 
@@ -112,7 +117,7 @@ def _kind(column: pa.DataType) -> Kind:
         column = column.value_type
     if pa.types.is_integer(column) or pa.types.is_floating(column):
         return "number"
-    if pa.types.is_string(column) or pa.types.is_large_string(column) or pa.types.is_string_view(column):
+    if any(is_kind(column) for is_kind in _TEXTS):
         return "text"
     if pa.types.is_boolean(column):
         return "truth"
@@ -129,9 +134,9 @@ def _plain(column: Values) -> Values:
         return column.cast(pa.int64())
     if pa.types.is_floating(column.type):
         return column.cast(pa.float64())
-    if pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if any(is_kind(column.type) for is_kind in _TEXTS):
+        if not pa.types.is_string(column.type):
+            column = column.cast(pa.large_string())
         column.validate(full=True)  # Parquet's own reader believes whatever calls itself a string.
     return column
 
@@ -178,7 +183,13 @@ def _computed(node: Negative | Arithmetic | Call, parts: list[Values]) -> Values
 
 def _chain(operands: list[Values], signs: list[str]) -> Values:
     pairs = zip(operands, signs, operands[1:], strict=False)
-    return functools.reduce(pc.and_kleene, (_truth(_COMPARE[sign](a, b)) for a, sign, b in pairs))
+    return functools.reduce(pc.and_kleene, (_compared(a, sign, b) for a, sign, b in pairs))
+
+
+def _compared(a: Values, sign: str, b: Values) -> Values:
+    """Compare; with a column that has nothing but nulls, and so no type, all is null."""
+    untyped = next((part for part in (a, b) if pa.types.is_null(part.type)), None)
+    return _truth(_COMPARE[sign](a, b) if untyped is None else untyped)
 
 
 def _among(part: Values, values: tuple[Constant, ...]) -> Values:

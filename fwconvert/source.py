@@ -127,15 +127,36 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise SourceError(
-            message(
-                "a source file cannot be read as parquet",
-                "replace the file with a good copy, then run the same command again",
-                file=path,
-                reason=reason[:500],
-            )
-        ) from error
+        raise SourceError(_unread(path, error)) from error
+
+
+def _unread(path: Path, error: Exception) -> str:
+    """Say why a file was not read: what the system says of the file is no fault in its content."""
+    reason = " ".join(str(error).split())[:500]
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return message(
+            "a source file is not there", "put it there, then run the same command again", file=path
+        )
+    if isinstance(error, PermissionError):
+        return message(
+            "a source file may not be read",
+            "get the permission to read it, then run the same command again",
+            file=path,
+            reason=error.strerror or reason,
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return message(
+            "a source file cannot be read",
+            "look at the disk or the network that it is on, then run the same command again",
+            file=path,
+            reason=error.strerror or reason,
+        )
+    return message(
+        "a source file cannot be read as parquet",
+        "replace the file with a good copy, then run the same command again",
+        file=path,
+        reason=reason,
+    )
 
 
 def row_count(path: Path) -> int:

@@ -1,15 +1,17 @@
 """How far a run is, told at once from its small records: no file is hashed, no text is read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fwconvert import limits, names, records
-from fwconvert.config import Recipe
+from fwconvert.config import Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
-from fwconvert.receipt import Quarantined, Receipt
+from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine
 from fwconvert.records import Part
 from fwconvert.run_manifest import RunManifest
 from fwconvert.saved_plan import read_plan
+from fwconvert.survey import shard_problem
 
 
 class FailedJob(Part, frozen=True):
@@ -39,6 +41,8 @@ class Status(Part, frozen=True):
     empty_rows: int
     failed: tuple[FailedJob, ...]
     filtered_rows: int = 0
+    # Token shards that were made, and are gone or have another size by now.
+    missing_shards: tuple[str, ...] = ()
 
 
 def status(out: Path) -> Status:
@@ -49,11 +53,13 @@ def status(out: Path) -> Status:
     gave = [None if receipt is None else receipt.counts for receipt in given]
     files = recipe.source.files[: limits.extent(recipe.rules, gave, len(given))]
     receipts = [receipt for receipt in given[: len(files)] if receipt]
-    joins = sorted(folder.joins.glob("*.json"))
+    manifest = _finished(folder, recipe)
+    lines = _shards(folder, receipts) if manifest is None else manifest.shards
+    missing = [line.name for line in lines if _is_gone(folder, recipe.rules, line)]
     return Status(
         folder=str(out),
         format=recipe.rules.format,
-        complete=len(receipts) == len(files) and _is_complete(folder, recipe),
+        complete=manifest is not None and len(receipts) == len(files) and not missing,
         at_work=holder(folder),
         jobs=len(files),
         jobs_done=len(receipts),
@@ -61,12 +67,22 @@ def status(out: Path) -> Status:
         source_bytes_done=sum(receipt.source_bytes for receipt in receipts),
         documents=sum(receipt.counts.documents for receipt in receipts),
         tokens=sum(receipt.counts.tokens for receipt in receipts),
-        shards=sum(len(receipt.shards) for receipt in receipts) + len(joins),
+        shards=len(lines) - len(missing),
         null_rows=sum(receipt.counts.null_rows for receipt in receipts),
         empty_rows=sum(receipt.counts.empty_rows for receipt in receipts),
         filtered_rows=sum(receipt.counts.filtered_rows for receipt in receipts),
         failed=tuple(failed for file in files if (failed := _failed(folder, file.path))),
+        missing_shards=tuple(missing),
     )
+
+
+def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
+    """Return the token shards that receipts tell of, without those that joined shards have taken in."""
+    read = [_read(path, JoinReceipt) for path in sorted(folder.joins.glob("*.json"))]
+    joins = [join for join in read if join is not None]
+    taken = {join.taken.name for join in joins if join.taken}
+    own = [line for receipt in receipts for line in receipt.shards if line.name not in taken]
+    return [*own, *(join.shard for join in joins)]
 
 
 def _receipt(folder: RunFolder, path: str) -> Receipt | None:
@@ -78,9 +94,16 @@ def _failed(folder: RunFolder, path: str) -> FailedJob | None:
     return None if record is None else FailedJob(record.path, record.reason, len(record.attempts))
 
 
-def _is_complete(folder: RunFolder, recipe: Recipe) -> bool:
+def _finished(folder: RunFolder, recipe: Recipe) -> RunManifest | None:
+    """Return the run manifest if it says that all is done."""
     manifest = _read(folder.manifest, RunManifest)
-    return manifest is not None and manifest.headline.complete and manifest.recipe_id == recipe.recipe_id
+    is_ours = manifest is not None and manifest.recipe_id == recipe.recipe_id
+    return manifest if manifest is not None and is_ours and manifest.headline.complete else None
+
+
+def _is_gone(folder: RunFolder, rules: Rules, line: ShardLine) -> bool:
+    # A name that is none of ours might lead out of the folder.
+    return not names.is_shard(rules, line.name) or shard_problem(folder, rules, line) != ""
 
 
 def _read(path: Path, kind: type[records.R]) -> records.R | None:

@@ -43,7 +43,7 @@ class Document:
     row: int
     start: int
     end: int
-    # Otherwise it goes on in a token shard that is not made yet, or its end was dropped.
+    # Otherwise its end is in a token shard that is not made yet, was dropped, or is behind a limit.
     is_whole: bool
 
 
@@ -59,11 +59,13 @@ class StreamReader:
 
     def tokens(self, begin: int, end: int) -> NDArray[Any]:
         """Return a copy of the tokens from `begin` to `end`."""
-        parts = [np.empty(0, shard.numpy_type(self._rules.token_type))]
+        begin, end = max(0, begin), max(0, min(end, self.length))
+        tokens = np.empty(max(0, end - begin), shard.numpy_type(self._rules.token_type))
+        # Copied one by one: a map that is kept is an open file, and a document may span thousands of shards.
         for passage in stream.between(self._passages, begin, end):
-            whole = self._shard(passage.shard)
-            parts.append(whole[passage.first : passage.first + passage.tokens])
-        return np.concatenate(parts)
+            part = self._shard(passage.shard)[passage.first : passage.first + passage.tokens]
+            tokens[passage.start - begin : passage.end - begin] = part
+        return tokens
 
     def documents(self, begin: int, end: int) -> Documents:
         """Return the documents that start from `begin` to `end`."""

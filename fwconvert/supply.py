@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from fwconvert import encoders, needs, session, vocabulary
+from fwconvert import encoders, needs, session, trial, vocabulary
 from fwconvert.config import Options, Recipe
-from fwconvert.fit import Footers
+from fwconvert.fit import Footers, refuse_other_folder
 from fwconvert.folder import RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
@@ -30,7 +30,7 @@ class Supply(Protocol):
         """Raise UsageError if the disk is too small."""
 
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
-        """Raise UsageError if the input has not the columns that the recipe asks for."""
+        """Raise UsageError if the input is not there or has not the columns that the recipe asks for."""
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
         """Return a session that can begin."""
@@ -58,10 +58,11 @@ class Sources:
         needs.check_disk(self._recipe, self._options, folder)
 
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
-        """Raise UsageError if the sources have not the columns that the recipe asks for."""
-        manifest = self._recipe.source
-        here = self._options.root is not None
-        dataset = None if here else Dataset(manifest.dataset, manifest.revision)
+        """Raise UsageError if no source is there, or none has the columns that the recipe asks for."""
+        manifest, root = self._recipe.source, self._options.root
+        if root is not None:
+            refuse_other_folder(self._recipe, origin, root, folder)
+        dataset = Dataset(manifest.dataset, manifest.revision) if root is None else None
         Footers(origin, dataset, stop).check(self._recipe, folder)
 
     def session(self, folder: RunFolder, observer: Observer) -> session.Session:
@@ -71,7 +72,7 @@ class Sources:
         """
         options = self._options
         known = vocabulary.find(self._recipe.rules.tokenizer)
-        encoder, reason = encoders.choose(options.encoder, known)
+        encoder, reason = encoders.choose(options.encoder, known, trial.why_fast_fails)
         if reason:
             observer.notice(reason)
         vocabulary.provide(known, folder.vocabularies)

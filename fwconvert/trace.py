@@ -32,7 +32,7 @@ class Trace(Part, frozen=True):
     starts_in: str
     starts_at: int
     position: int
-    # None if the document ends in a token shard that is not made yet.
+    # None if its end is not there: in a token shard that is not made yet, dropped, or cut off by the limit.
     document_tokens: int | None
     first_words: str
     # From the source file; None if it was not to be had, for the reason told.

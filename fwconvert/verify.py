@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from fwconvert import names, receipt, run_manifest, vocabulary
+from fwconvert import names, receipt, run_manifest, strays, vocabulary
 from fwconvert.account import Account, Expected
 from fwconvert.account import read as read_manifest
 from fwconvert.config import default_workers
@@ -188,16 +188,11 @@ def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Probl
 
 
 def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    rules = manifest.rules
-    shards = {line.name for line in manifest.shards}
-    for path in sorted(folder.path.iterdir()):
-        owner = names.owner(rules, path.name)
-        if owner is not None and owner not in shards:
-            yield Problem(path.name, "is not in the run manifest")
-    for path in sorted(folder.index.iterdir()) if folder.index.is_dir() else ():
-        owner = names.index_owner(rules, path.name)
-        if owner is not None and owner not in shards:
-            yield Problem(_index_file(owner), "is not in the run manifest")
+    unlisted = strays.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
+    for path in unlisted.own:
+        yield Problem(path.relative_to(folder.path).as_posix(), "is not in the run manifest")
+    for path in unlisted.foreign:
+        yield Problem(path.name, "is not of this run, though a trainer would take it for a file of it")
 
 
 def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ def problems(account: Account) -> Iterator[Problem]:
 
 def _recipe(manifest: RunManifest, recipe: Recipe) -> Iterator[str]:
     rules, known = recipe.rules, vocabulary.find(recipe.rules.tokenizer)
-    if manifest.recipe_id != recipe.recipe_id:
+    if manifest.recipe_id not in recipe.ids:
         yield f"recipe_id is {manifest.recipe_id}, but the recipe's is {recipe.recipe_id}"
     if rules.vocabulary_sha256 != known.sha256:
         yield f"the vocabulary's sha256 is {rules.vocabulary_sha256}, but {known.name}'s is {known.sha256}"

@@ -85,6 +85,8 @@ def counts(snapshot: Snapshot, speed: Speed | None) -> list[str]:
     if snapshot.phase == "join":
         return [jobs, f"{humanised(snapshot.units_done)} tokens joined", tokens_rate]
     bytes_rate = f"{UNKNOWN if speed is None else megabytes(speed.units)} MB/s"
+    if snapshot.phase == "check":
+        return [f"{megabytes(snapshot.units_done)} of {megabytes(snapshot.units)} MB hashed", bytes_rate]
     return [
         jobs,
         f"{humanised(snapshot.tokens)} tokens",

@@ -26,9 +26,12 @@ class StopSwitch:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far a run is. Units are source bytes while converting, tokens while joining."""
+    """How far a run is. Units are source bytes while converting, tokens while joining.
 
-    phase: Literal["convert", "join"]
+    While what is there already is checked, they are bytes of the output.
+    """
+
+    phase: Literal["check", "convert", "join"]
     units: int
     units_done: float
     # What this session has done itself; the rest was there before.

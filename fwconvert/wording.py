@@ -1,5 +1,7 @@
 """What the commands say: results as text for people."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,10 @@ class PlanReport(Part, frozen=True):
 
 def json_text(value: object) -> str:
     """Return a record as one line of JSON."""
-    return records.encode(value).decode()
+    try:
+        return records.encode(value).decode()
+    except UnicodeEncodeError:  # A path that is no UTF-8: JSON can spell what it cannot encode.
+        return json.dumps(records.as_builtin(value), separators=(",", ":"))
 
 
 def outcome(result: "Result", recipe: Recipe) -> str:
@@ -77,27 +82,44 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
         return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
     if not result.headline.documents:
         return ["there is not one document: see what was skipped, and the filter if there is one"]
-    return [*_about_splits(result.headline, recipe.rules), *_about_the_trainer(result.headline, recipe.rules)]
+    head, rules = result.headline, recipe.rules
+    traps = rules.kind.warnings(rules.token_bytes, head.train_shards)
+    return [*_about_splits(result, rules), *traps]
 
 
-def _about_splits(head: "Headline", rules: Rules) -> list[str]:
+def foreign_text(foreign: Sequence[str]) -> str:
+    """Tell of files that a trainer would read and the run has not made."""
+    some = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3:,} more" if len(foreign) > 3 else "")
+    wrong = "the folder has files that this run has not made, and a trainer would read them"
+    return message(wrong, "move them out of the folder, then run the same command again", files=some)
+
+
+def _about_splits(result: "Result", rules: Rules) -> list[str]:
+    head = result.headline
     if rules.val_tokens and not head.val_shards:
-        few = f"there is no validation shard: fewer than {rules.val_tokens:,} tokens to take it from"
         kept = [] if head.dropped_tokens else ["everything is kept as training data"]
-        return [few, *kept, "see --val-tokens"]
+        return [_why_no_validation(result, rules), *kept, _how_to_have_validation(head, rules)]
     if not head.train_shards:
         return ["there is no training shard: see --val-tokens, which comes first, and --last"]
     return []
 
 
-def _about_the_trainer(head: "Headline", rules: Rules) -> list[str]:
-    """Return what the trainer of this format would stumble over."""
-    kind, said = rules.kind, []
-    if head.train_shards == 1 and kind.wants_two:
-        said.append(f"{kind.wants_two} needs two training shards: see --shard-tokens")
-    if rules.token_bytes not in kind.token_bytes:
-        said.append(f"{kind.trainer} reads uint16, and these tokens are {rules.token_type}: tell it so")
-    return said
+def _why_no_validation(result: "Result", rules: Rules) -> str:
+    from fwconvert import run_manifest  # noqa: PLC0415
+    from fwconvert.folder import RunFolder  # noqa: PLC0415
+
+    none, wanted = "there is no validation shard", f"fewer than the {rules.val_tokens:,} of --val-tokens"
+    if rules.layout == "contiguous":
+        return f"{none}: all {result.headline.tokens:,} tokens of the run are {wanted}"
+    first = run_manifest.read(RunFolder(result.out)).jobs[0]
+    return f"{none}: the first source gives it, and {first.path} has {first.tokens:,} tokens, {wanted}"
+
+
+def _how_to_have_validation(head: "Headline", rules: Rules) -> str:
+    again = "convert again into another folder" if head.dropped_tokens else "export the run"
+    enough = rules.layout == "independent" and head.tokens >= rules.val_tokens
+    whole = ", or with --layout contiguous, which takes it from all sources" if enough else ""
+    return f"to have one, {again} with a smaller --val-tokens{whole}"
 
 
 def what_next(result: "Result") -> str:
@@ -155,7 +177,8 @@ def plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
     }
     if recipe.rules.is_filtered:
         rows["filter"] = "how much it keeps is not known before the run: this is the most that it can be"
-    return message("this is what the run needs", **rows)
+    warnings = recipe.rules.kind.warnings(recipe.rules.token_bytes)
+    return message("this is what the run needs", *warnings, **rows)
 
 
 def _shards_text(needed: "Plan", recipe: Recipe) -> str:
@@ -182,17 +205,25 @@ def status_text(found: "Status") -> str:
         "at_work": found.at_work or "nobody",
     }
     rows |= _skipped(found)
+    advice = []
+    if found.missing_shards:
+        rows["missing"] = (
+            f"{len(found.missing_shards):,} token shards, the first is {found.missing_shards[0]}"
+        )
+        advice = ["run the command that made the run: it makes what is missing again"]
     failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
     failures = [printable(line) for line in failures]
-    return "\n".join([message(f"{found.folder}: {state}", **rows), *failures])
+    return "\n".join([message(f"{found.folder}: {state}", *advice, **rows), *failures])
 
 
 def verify_text(report: "Report", out: Path) -> str:
     """Tell what verify found."""
     problems = [printable(f"  {problem.file}: {problem.what}") for problem in report.problems]
-    verdict = "all is right" if report.ok else f"{len(problems):,} problems"
+    verdict = "all is right" if report.ok else f"{len(report.problems):,} problems"
     rows = {"files": f"{report.files:,}", "bytes": f"{report.bytes:,}", "tokens": f"{report.tokens:,}"}
     rows["documents"] = f"{report.documents:,}"
+    if not report.ok:
+        problems.append("  -> to repair it, run the command that made it, with --rehash")
     return "\n".join([message(f"{out}: {verdict}", **rows), *problems])
 
 
@@ -201,7 +232,7 @@ def document_text(document: "Document", number: str) -> str:
     if document.row is None:
         title = f"--- the middle of a document of {document.source}, {document.tokens:,} tokens"
     else:
-        cut = "" if document.whole else " (it may go on in another shard)"
+        cut = "" if document.whole else " (it may not end here)"
         where = f"row {document.row:,} of {document.source}"
         title = f"--- document {number}: {where}, {document.tokens:,} tokens{cut}"
     return f"\n{title}\n{printable(document.text)}"

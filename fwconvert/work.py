@@ -5,8 +5,10 @@ an order counts when its receipt is published, whether or not we live to see it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,16 +16,16 @@ import msgspec
 from fwconvert import atomic, names, records, run_manifest, session
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.engine import Progress
-from fwconvert.errors import FwconvertError, ManifestError, Stopped, message
+from fwconvert.errors import FwconvertError, Stopped
 from fwconvert.folder import RunFolder
-from fwconvert.join import joined_shards, last_full
+from fwconvert.join import JoinedShard, joined_shards, last_full
 from fwconvert.leftovers import Leftovers
 from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
 from fwconvert.rations import Rations
-from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, Segment
-from fwconvert.survey import Survey
+from fwconvert.receipt import Absorbed, JoinReceipt, Quarantined, Receipt
+from fwconvert.survey import Look, Survey, shard_problem
 from fwconvert.watching import Limit, Observer, Snapshot, StopSwitch
 
 __all__ = ["Observer", "Snapshot", "StopSwitch", "Work"]
@@ -57,20 +59,29 @@ class Work:
     session_joined: int = 0
     _joining: int = 0
     _manifest_at: float = 0.0
-    _limit: Limit = "network"
+    # How often the run was seen to wait for each.
+    _limits: Counter[Limit] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         receipts = self.survey.jobs.values()
         self.documents = sum(receipt.counts.documents for receipt in receipts)
         self.tokens = sum(receipt.counts.tokens for receipt in receipts)
-        self.bytes = sum(receipt.source_bytes for receipt in receipts)
         self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
         self.leftovers = Leftovers(self.folder, self.recipe, self.survey)
+        # All names of a run are of one kind, that of its first ones.
+        self._plain_names = names.are_plain(self.recipe.rules, self.survey.shard_names)
+        for index, file in enumerate(self.recipe.source.files):
+            if file.path in self.survey.jobs:
+                self.bytes += self._bytes_read(index, self.survey.jobs[file.path])
+        self.limits = self._limits_so_far()
+
+    def _limits_so_far(self) -> Limits:
         files = self.recipe.source.files
-        self.limits = Limits(self.recipe.rules, self.expected or [NOTHING] * len(files))
+        limits = Limits(self.recipe.rules, self.expected or [NOTHING] * len(files))
         for index, file in enumerate(files):
             if file.path in self.survey.jobs:
-                self.limits.done(index, self.survey.jobs[file.path].counts)
+                limits.done(index, self.survey.jobs[file.path].counts)
+        return limits
 
     @property
     def sources(self) -> Sequence[SourceShard]:
@@ -87,6 +98,7 @@ class Work:
             session=self.session.id,
             encoder="fast" if self.session.encoder == "fast" else "reference",
             threads=self.session.threads,
+            plain_names=self._plain_names,
         )
 
     def ready_orders(self) -> Ready:
@@ -114,20 +126,81 @@ class Work:
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
-        files, rules = self.sources, self.recipe.rules
-        jobs = [self.survey.jobs[file.path] for file in files]
-        shards = joined_shards([job.tail.tokens for job in jobs], rules, last_full(jobs))
-        self._joining = sum(shard.tokens for shard in shards)
-        context = self.context
-        for shard in shards:
-            name = names.joined_shard(self.recipe, shard.split, shard.number)
-            if self._is_joined(name, shard.segments):
+        files, shards, context = self.sources, self._joined_shards(), self.context
+        self._joining = sum(shard.tokens for shard in shards.values())
+        for name, shard in shards.items():
+            if name in self.survey.joins:
                 continue
             keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
             spent = self.leftovers.take_spent()
             yield JoinOrder(
                 context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places, spent
             )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to do."""
+        if self.missing or self.misfits:
+            return False
+        return self._joined_shards().keys() == self.survey.joins.keys()
+
+    def _joined_shards(self) -> dict[str, JoinedShard]:
+        """Return the shards that the join makes, by name. All jobs must be done."""
+        jobs = [self.survey.jobs[file.path] for file in self.sources]
+        shards = joined_shards([job.tail.tokens for job in jobs], self.recipe.rules, last_full(jobs))
+        plain = self._plain_names
+        return {names.joined_shard(self.recipe, one.split, one.number, plain=plain): one for one in shards}
+
+    def withdraw_misfits(self) -> None:
+        """Withdraw what stands in the way of the join; the jobs that it takes with it are missing then.
+
+        A joined shard that does not fit the tails of its sources, and the jobs
+        whose tails were removed because of it. And the job whose last shard is
+        to be taken in, if that is not right: what is joined from it would get a hash that fits.
+        """
+        sources, wanted, misfits = self.sources, self._joined_shards(), self.misfits
+        for join in misfits:
+            del self.survey.joins[join.shard.name]
+            self.joined -= join.shard.tokens
+            self.leftovers.join_withdrawn(join)
+            self._withdraw(self.folder.join(join.shard.name))
+            self.observer.notice(
+                f"{join.shard.name} does not fit the tails of its sources: it is joined again"
+            )
+        for index, file in enumerate(sources if misfits else ()):
+            if self._lacks_its_tail(file):
+                self._take_back(index)
+                self.observer.notice(f"{file.path} is converted again: its tail is needed, and is gone")
+        for name, shard in wanted.items():
+            if shard.absorbed is not None and name not in self.survey.joins:
+                self._prove_absorbed(shard.absorbed)
+        self.limits = self._limits_so_far()
+
+    @property
+    def misfits(self) -> list[JoinReceipt]:
+        """The joined shards that do not fit the tails of their sources. All jobs must be done."""
+        wanted = {name: (one.segments, one.absorbed) for name, one in self._joined_shards().items()}
+        joins = self.survey.joins.items()
+        return [join for name, join in joins if wanted.get(name) != (join.segments, join.taken)]
+
+    def _lacks_its_tail(self, file: SourceShard) -> bool:
+        key, tail = names.job_key(file.path), self.survey.jobs[file.path].tail
+        return tail.tokens > 0 and not self.folder.tail(key).is_file()
+
+    def _prove_absorbed(self, absorbed: Absorbed) -> None:
+        path = self.recipe.source.files[absorbed.source].path
+        receipt = self.survey.jobs.get(path)
+        if receipt is None or receipt.session == self.session.id:  # Written and hashed a moment ago.
+            return
+        line = next(line for line in receipt.shards if line.name == absorbed.name)
+        wrong = shard_problem(self.folder, self.recipe.rules, line, Look(tick=self._stop_if_asked))
+        if wrong:
+            self._take_back(absorbed.source)
+            self.observer.notice(f"{wrong}: {path} is converted again")
+
+    def _stop_if_asked(self, _done: int, _all: int) -> None:
+        if self.stop.asked:
+            raise Stopped("stopped by the user")
 
     @property
     def missing(self) -> list[str]:
@@ -146,9 +219,9 @@ class Work:
         self.survey.jobs[receipt.path] = receipt
         self.documents += receipt.counts.documents
         self.tokens += receipt.counts.tokens
-        self.bytes += receipt.source_bytes
+        self.bytes += self._bytes_read(order.source_index, receipt)
         self.session_tokens += receipt.counts.tokens
-        self.session_bytes += receipt.source_bytes
+        self.session_bytes += self._bytes_read(order.source_index, receipt)
         self.leftovers.job_done(order.source_index)
         self.limits.done(order.source_index, receipt.counts)
         self.take_back()
@@ -157,21 +230,28 @@ class Work:
     def take_back(self) -> None:
         """Withdraw what was converted on trial and does not fit; its files go when all is done."""
         for index in self.limits.unfit:
-            path = self.recipe.source.files[index].path
-            receipt = self.survey.jobs.pop(path)
-            self.documents -= receipt.counts.documents
-            self.tokens -= receipt.counts.tokens
-            self.bytes -= receipt.source_bytes
-            if receipt.session == self.session.id:
-                self.session_tokens -= receipt.counts.tokens
-                self.session_bytes -= receipt.source_bytes
-            self.survey.known_sources[path] = receipt.source_sha256
+            path = self._take_back(index)
             self.limits.undone(index)
-            withdrawn = self.folder.receipt(names.job_key(path))
-            atomic.remove(withdrawn)
-            atomic.sync_folder(withdrawn.parent)
             why = "lies behind the limit" if self.limits.reached else "has more than the limit leaves for it"
             self.observer.notice(f"{path} {why}: what was made of it, on trial, is withdrawn")
+
+    def _take_back(self, index: int) -> str:
+        """Withdraw the receipt of a job, to be done again from the same source; return the path of that."""
+        path = self.recipe.source.files[index].path
+        receipt = self.survey.jobs.pop(path)
+        self.documents -= receipt.counts.documents
+        self.tokens -= receipt.counts.tokens
+        self.bytes -= self._bytes_read(index, receipt)
+        if receipt.session == self.session.id:
+            self.session_tokens -= receipt.counts.tokens
+            self.session_bytes -= self._bytes_read(index, receipt)
+        self.survey.known_sources[path] = receipt.source_sha256
+        self._withdraw(self.folder.receipt(names.job_key(path)))
+        return path
+
+    def _withdraw(self, receipt: Path) -> None:
+        atomic.remove(receipt)
+        atomic.sync_folder(receipt.parent)
 
     def _join_done(self, receipt: JoinReceipt) -> None:
         self.survey.joins[receipt.shard.name] = receipt
@@ -181,12 +261,18 @@ class Work:
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
         """Tell of a failed attempt; put the job in quarantine if it was the last."""
+        if failure.kind == "unready":
+            self.observer.notice(f"{failure.message}\n  -> another is tried")
+            return
         attempts = self.failures.setdefault(order.key, [])
         attempts.append(failure)
-        if failure.kind == "lost":
-            atomic.sweep(self.folder.temporary, f"{order.key}-")
-        again = "given up" if final else "tried again"
-        self.observer.notice(f"{order.title}: attempt {len(attempts)} failed, {again}: {failure.message}")
+        # A worker that was ended, by whomever, could not remove what it had begun.
+        atomic.sweep(self.folder.temporary, f"{order.key}-")
+        # Why it is given up is told in full at the end of the session, and what a lost worker says now.
+        is_whole = failure.kind == "lost" and not final
+        wrong = failure.message if is_whole else failure.message.partition("\n")[0]
+        again = "set aside" if final else "it is tried again"
+        self.observer.notice(f"{order.title}: attempt {len(attempts)} failed, {again}: {wrong}")
         if final:
             self._quarantine(order, attempts)
 
@@ -223,15 +309,18 @@ class Work:
         )
 
     def _traffic(self, running: Sequence[Progress]) -> dict[str, Any]:
+        """Return how fetching goes, and what the run waits for; in the end, what it waited for most."""
         traffic = None if self._joining else self.origin.traffic()
         if traffic is None:
             return {}
-        left = len(self.sources) - len(self.survey.jobs) - len(self.given_up)
-        if traffic.ahead:  # Nothing is on its way: all that may be there is.
-            self._limit = "workers"
-        elif len(running) < min(self.session.workers, left):
-            self._limit = "network"
-        return {"fetched": traffic.bytes, "limit": self._limit}
+        # A worker that ended now would have nothing to do: no file lies ready, and more should come.
+        is_short = traffic.coming and traffic.here <= len(running)
+        limit: Limit = "network" if is_short else "workers"
+        if len(self.sources) > len(self.survey.jobs) + len(self.given_up):
+            self._limits[limit] += 1
+        elif self._limits:
+            limit = self._limits.most_common(1)[0][0]
+        return {"fetched": traffic.bytes, "limit": limit}
 
     def manifest(self, *, complete: bool = False) -> run_manifest.RunManifest:
         """Return the run manifest as of now."""
@@ -251,6 +340,11 @@ class Work:
         tokens = self.tokens + sum(progress.tokens for progress in running)
         return self._bytes_to_read(flying, tokens), self.bytes + flying, self.session_bytes + flying
 
+    def _bytes_read(self, index: int, receipt: Receipt) -> int:
+        """Return how much of a source was converted: all, or as many of its rows as came before the limit."""
+        rows = self.expected[index].documents if self.expected and receipt.counts.limited else 0
+        return round(receipt.source_bytes * min(1.0, receipt.counts.rows / rows if rows else 1.0))
+
     def _bytes_to_read(self, flying: float, tokens: int) -> int:
         """Return how many source bytes the run reads; guessed from what was read, while a limit is ahead."""
         if not self.recipe.rules.is_limited:
@@ -266,19 +360,6 @@ class Work:
         orders = [(p.fraction, p.order) for p in running]
         flying = sum(part * order.tokens for part, order in orders if isinstance(order, JoinOrder))
         return self._joining, self.joined + flying, self.session_joined + flying
-
-    def _is_joined(self, name: str, segments: tuple[Segment, ...]) -> bool:
-        join = self.survey.joins.get(name)
-        if join is not None and join.segments != segments:
-            raise ManifestError(
-                message(
-                    "a joined shard does not fit the tails of its sources",
-                    "the sources have changed: remove the folder and start over",
-                    folder=self.folder.path,
-                    shard=name,
-                )
-            )
-        return join is not None
 
     def _quarantine(self, order: Order, attempts: list[Failure]) -> None:
         if isinstance(order, JoinOrder):

@@ -36,22 +36,28 @@ def perform(order: Order) -> Outcome:
         return Failure("stopped", str(error))
     except OutputError as error:
         return Failure("output", str(error), traceback.format_exc())
+    except _Unready as error:
+        return Failure("unready", str(error), traceback.format_exc())
     except BaseException as error:  # noqa: BLE001  # the one place that must survive everything
         text = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {error}"
         return Failure("job", text, traceback.format_exc())
 
 
+class _Unready(Exception):
+    """What every order needs cannot be loaded."""
+
+
 def convert(order: ConvertOrder) -> Receipt:
     """Convert one source shard. Its files appear under their final names together, at the end."""
     folder = RunFolder(order.context.out)
-    documents = Documents(order) if order.exported is None else ExportedDocuments(order, order.exported)
+    documents = _documents(order)
     with ExitStack() as unpublished, ThreadPoolExecutor(2) as aside:
         proving = aside.submit(_prove, order)
         if order.source.sha256 is not None:
             proving.result()  # What can be proven is not touched before it is.
         blocks = _Blocks(order, unpublished, aside)
         sizes = pack.block_sizes(order.context.rules, order.source_index)
-        for piece in pack.cut(documents.batches(), sizes):
+        for piece in pack.cut(_beating(documents.batches()), sizes):
             blocks.add(piece)
             process.stop_if_asked()
         proof = proving.result()
@@ -67,8 +73,10 @@ def join(order: JoinOrder) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
     folder = RunFolder(context.out)
+    process.stop_if_asked()
     for key in order.spent:
         folder.remove_tail(key)
+        process.beat()
     with ShardWriter(folder.temporary, order.key, context.rules, order.tokens, context.threads) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
@@ -143,6 +151,7 @@ class _Blocks:
         """Give all files their final names, durably."""
         for writer, line in zip(self._full, self._lines(), strict=True):
             writer.publish(folder.shard(line.name), folder.shard_index(line.name))
+            process.beat()  # Not a place to stop: some files have their names, and no receipt.
         if self._current.tokens:
             self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
         for changed in (folder.index, folder.path, folder.tails):
@@ -164,8 +173,37 @@ class _Blocks:
         for block, writer in enumerate(self._full):
             is_val = block == 0 and pack.has_validation(rules, order.source_index)
             split: names.Split = "val" if is_val else "train"
-            name = names.job_shard(rules, split, order.source_index, block)
+            plain = order.context.plain_names
+            name = names.job_shard(rules, split, order.source_index, block, plain=plain)
             yield _shard_line(writer, name, split, ((order.source_index, 0),))
+
+
+def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
+    """Return what reads the source; its tokenizer, which all sources need, is loaded then."""
+    try:
+        found = Documents(order) if order.exported is None else ExportedDocuments(order, order.exported)
+    except OutputError:
+        raise
+    except BaseException as error:
+        reason = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {error}"
+        raise _Unready(
+            message(
+                "a worker process cannot load its tokenizer",
+                "mend this, then run the same command again: it goes on where it stopped",
+                tokenizer=order.context.rules.tokenizer,
+                encoder=order.context.encoder,
+                reason=reason,
+            )
+        ) from error
+    process.stop_if_asked()  # The first sign of life: from here on it is the order that may fail.
+    return found
+
+
+def _beating(batches: Iterator[pack.Batch]) -> Iterator[pack.Batch]:
+    """Yield the batches, with a sign of life for each: one without a document makes no piece."""
+    for batch in batches:
+        process.stop_if_asked()
+        yield batch
 
 
 def _prove(order: ConvertOrder) -> source.Proof:

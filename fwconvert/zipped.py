@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fwconvert import process
 from fwconvert.atomic import Output
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
@@ -38,6 +39,7 @@ def zip_file(path: Path, output: Output, threads: int) -> None:
     with path.open("rb", buffering=0) as file:
         while part := file.read(STEP):
             output.write(frame.compress(part))
+            process.stop_if_asked()
     output.write(frame.flush())
 
 
@@ -95,6 +97,7 @@ def _parts(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             while not frame.eof and (part := file.read(_SMALL_STEP)):
                 yield frame.decompress(part)
+                process.stop_if_asked()
             rest = frame.unused_data or file.read(1)
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error

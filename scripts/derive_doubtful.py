@@ -126,9 +126,11 @@ def as_ranges(codes: set[int]) -> Ranges:
 
 def source_with(ranges: Ranges) -> str:
     """Return the source of fwconvert/doubtful.py with another table."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("gigatoken", "tiktoken")]
+    installed = importlib.metadata.version("gigatoken")
+    against = importlib.metadata.version("tiktoken")
     lines = [
-        f"# First and last code point of each range, for {' against '.join(versions)}.",
+        f"# First and last code point of each range, for gigatoken {installed} against tiktoken {against}.",
+        f'GIGATOKEN = "{installed}"',
         "RANGES: tuple[tuple[int, int], ...] = (",
         *(f"    (0x{first:04X}, 0x{last:04X})," for first, last in ranges),
         ")",

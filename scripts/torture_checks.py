@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torture_faults import Fault, Interposer, Point
 from torture_world import MET, WORLDS, Ended, Place
 
 from fwconvert import documents, worker
-from fwconvert.orders import ConvertOrder
+from fwconvert.pack import Batch
 
 # Exit codes that a person can act on: done, not done, refused.
 _HONEST = {0, 1, 2}
@@ -250,11 +250,10 @@ POISONS = tuple(_POISONS)
 
 
 def _poison(happens: Callable[[], object], source: int) -> None:
-    real = documents.Documents
+    class Poisoned(documents.Documents):
+        def batches(self) -> Iterator[Batch]:
+            if self._order.source_index == source:
+                happens()
+            return super().batches()
 
-    def opened(order: ConvertOrder) -> documents.Documents:
-        if order.source_index == source:
-            happens()
-        return real(order)
-
-    vars(worker)["Documents"] = opened
+    vars(worker)["Documents"] = Poisoned

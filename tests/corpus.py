@@ -51,6 +51,13 @@ def write(
     return path
 
 
+def write_columns(path: Path, **columns: list[Any]) -> Path:
+    """Write a parquet file with these columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
 def varied(folder: Path) -> Path:
     """Make a folder of small sources, no two of a kind. In order of their names:
 

@@ -22,7 +22,7 @@ import corpus
 import runner
 from hub_server import REPO, HubServer, Seen
 
-from fwconvert import catalog
+from fwconvert import catalog, names
 from fwconvert.config import SourceManifest
 
 FOLDER = "sample/10BT"
@@ -148,15 +148,20 @@ def sources(out: Path) -> dict[str, int]:
     found = {}
     folder = out / runner.PRIVATE / "sources"
     try:
-        names = os.listdir(folder)  # noqa: PTH208  # one call of the system, so it shows one instant
+        there = os.listdir(folder)  # noqa: PTH208  # one call of the system, so it shows one instant
     except FileNotFoundError:
         return {}
-    for name in names:
+    for name in there:
         try:
             found[name] = (folder / name).stat().st_size
         except FileNotFoundError:  # It was renamed or removed just now.
             found[name] = 0
     return found
+
+
+def place_name(path: str) -> str:
+    """Return the name of a fetched file among the sources of a run, by its path in the repository."""
+    return f"{names.job_key(path)}.parquet"
 
 
 def receipts(out: Path) -> list[str]:

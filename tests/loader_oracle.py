@@ -58,6 +58,16 @@ def windows(shards: Sequence[Sequence[int]], seq_len: int) -> list[list[int]]:
     return found
 
 
+def step_sizes(windows: int, batch: int, ranks: int, drop_last: bool | None) -> list[int]:
+    """Return how many windows each step of an epoch, or of the rest of one, has on all ranks together."""
+    least = {None: ranks, True: batch * ranks, False: 1}[drop_last]
+    sizes = []
+    while windows >= least:
+        sizes.append(min(windows, batch * ranks))
+        windows -= sizes[-1]
+    return sizes
+
+
 def packed(documents: Sequence[Sequence[int]], seq_len: int) -> list[list[int]]:
     """Fill windows with documents; what does not fit is left out, and so is a last that is not full."""
     found: list[list[int]] = []

@@ -79,8 +79,7 @@ def convert(
     if layout == "contiguous":
         shards = contiguous(concatenate(streams), shard_tokens, val_tokens)
     else:
-        digits = max(3, len(str(max([len(paths), *(p.stat().st_size // shard_tokens for p in paths)]))))
-        shards = independent(streams, shard_tokens, val_tokens, digits)
+        shards = independent(streams, shard_tokens, val_tokens, max(3, len(str(len(paths)))))
     for stem, stream in settled([*shards], shard_tokens, last):
         write(out, f"{name}_{stem}", stream, TOKENIZERS[tokenizer][1])
 
@@ -171,9 +170,14 @@ def independent(
         full = [("train", part) for part in parts if len(part.tokens) == shard_tokens]
         tails += parts[len(full) :]
         for block, (split, shard) in enumerate([("val", whole.part(0, val))] * (val > 0) + full):
-            yield f"{split}_{source:05d}_{block:0{digits}d}", shard
+            yield f"{split}_{numbered(source, 5)}_{numbered(block, digits)}", shard
     for block, shard in enumerate(cut(concatenate(tails), shard_tokens)):
-        yield f"train_{len(streams):05d}_{block:0{digits}d}", shard
+        yield f"train_{numbered(len(streams), 5)}_{numbered(block, digits)}", shard
+
+
+def numbered(number: int, digits: int) -> str:
+    """Return a number with so many digits; what does not fit is written so that it sorts behind."""
+    return f"{number:0{digits}d}" if len(str(number)) <= digits else f"x{number:09d}"
 
 
 def settled(shards: list[tuple[str, Stream]], size: int, last: str) -> list[tuple[str, Stream]]:

@@ -7,6 +7,7 @@ What decides the output is given by the names of fwconvert.Request:
 import hashlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -59,6 +60,14 @@ def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:
     for name, value in choices.items():
         line += [f"--{name.replace('_', '-')}", str(value)]
     return line
+
+
+def command_line(*words: object, **how: Any) -> "subprocess.CompletedProcess[str]":
+    """Run the program with these words to its end."""
+    line = [sys.executable, "-m", "fwconvert", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **how.pop("env", {})}
+    how = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE, **how}
+    return subprocess.run(line, check=False, env=environment, **how)
 
 
 def start(source: Path, out: Path, *flags: str, **choices: Any) -> "subprocess.Popen[str]":
@@ -169,6 +178,16 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def digest_json(value: object) -> str:
+    """Return the sha256 of a value as compact JSON."""
+    return sha256_text(_compact(value))
+
+
+def sha256_text(text: str) -> str:
+    """Return the sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -187,6 +206,35 @@ def state(out: Path) -> dict[str, tuple[int, str]]:
 
 def _content(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def name_plainly(out: Path) -> None:
+    """Give a run the names of the first version: numbers that do not fit just have more digits."""
+    long = re.compile(r"_x0*([0-9]+)(?=\.)")
+    for path in [*out.iterdir(), *(out / "index").iterdir()]:
+        if long.search(path.name):
+            path.rename(path.with_name(long.sub(r"_\1", path.name)))
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    for line in manifest["shards"]:
+        line["name"] = long.sub(r"_\1", line["name"])
+    manifest["shards"].sort(key=lambda line: line["name"])
+    rows = [f'"{key}": {_rows(value)}' for key, value in manifest.items()]
+    (out / "manifest.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    for path in [*out.glob(f"{PRIVATE}/receipts/*.json"), *out.glob(f"{PRIVATE}/joins/*.json")]:
+        record = json.loads(long.sub(r"_\1", path.read_text()))
+        sealed = {**record, "digest": digest_json({**record, "digest": ""})}
+        path.unlink()
+        path.with_name(long.sub(r"_\1", path.name)).write_text(_compact(sealed) + "\n")
+
+
+def _rows(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return _compact(value)
+    return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def litter(out: Path) -> list[str]:

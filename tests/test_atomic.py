@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -243,6 +244,47 @@ def test_a_failed_fsync_of_the_folder_is_told(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(OutputError) as caught:
             atomic.sync_folder(tmp_path)
         assert str(tmp_path) in str(caught.value)
+
+
+@posix
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS])
+def test_a_file_system_that_cannot_sync_folders_can_be_used(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            calls.append(descriptor)
+            raise OSError(error, os.strerror(error))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    atomic.replace(tmp_path / "file", b"content")
+
+    assert len(calls) == 1
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+@posix
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_a_disk_that_fails_to_sync_a_folder_is_an_output_error(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(error, []))
+
+    with pytest.raises(OutputError, match=errno.errorcode[error]):
+        atomic.sync_folder(tmp_path)
+
+
+@posix
+def test_a_file_that_cannot_be_synced_is_an_output_error_whatever_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL, []))
+
+    with pytest.raises(OutputError, match="EINVAL"):
+        atomic.replace(tmp_path / "file", b"content")
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,3 +127,72 @@ def test_blocks_are_used_again(tmp_path: Path) -> None:
 
     assert {id(block) for block in blocks._spare} == spare
     assert len(spare) <= 4
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """Have macOS's call, which answers with an error number or 0; return which calls were made."""
+    fcntl = pytest.importorskip("fcntl", reason="Windows has no fcntl")
+
+    def answer(error: int) -> list[str]:
+        calls: list[str] = []
+        real = fcntl.fcntl
+
+        def call(descriptor: int, command: int, value: int = 0) -> int:
+            if command != 51:
+                return int(real(descriptor, command, value))
+            calls.append("F_FULLFSYNC")
+            if error:
+                raise OSError(error, os.strerror(error))
+            return 0
+
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", call)
+        monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+        return calls
+
+    return answer
+
+
+def test_on_a_mac_the_disk_empties_its_own_cache_too(tmp_path: Path, mac: Callable[[int], list[str]]) -> None:
+    calls = mac(0)
+
+    written(tmp_path / "file", b"content", 100)
+
+    assert calls == ["F_FULLFSYNC"]
+
+
+@pytest.mark.parametrize("error", [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY])
+def test_a_drive_that_does_not_know_macs_gets_an_ordinary_fsync(
+    error: int, tmp_path: Path, mac: Callable[[int], list[str]]
+) -> None:
+    calls = mac(error)
+
+    written(tmp_path / "file", b"content", 100)
+
+    assert calls == ["F_FULLFSYNC", "fsync"]
+
+
+def test_a_sync_that_failed_on_a_mac_is_not_tried_another_way(
+    tmp_path: Path, mac: Callable[[int], list[str]]
+) -> None:
+    calls = mac(errno.EIO)
+
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        written(tmp_path / "file", b"content", 100)
+
+    assert calls == ["F_FULLFSYNC"]
+
+
+def test_a_large_file_in_the_page_cache_is_brought_to_the_disk_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All of it at the end would be one long call, in which a worker cannot show that it is alive.
+    monkeypatch.setattr(blocks, "_DIRECT", 0)
+    monkeypatch.setattr(blocks, "_MOST_CACHED_BYTES", 2 * BLOCK_BYTES)
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+
+    written(tmp_path / "file", content_of(5 * BLOCK_BYTES + 7), BLOCK_BYTES)
+
+    assert sizes == [2 * BLOCK_BYTES, 4 * BLOCK_BYTES, 5 * BLOCK_BYTES + 7]

@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import corpus
 import pytest
+from runner import REPOSITORY
 
+from fwconvert import commands
 from fwconvert.cli import main
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1", "--last", "keep"]
@@ -211,6 +215,58 @@ def test_a_mistake_of_the_caller_is_explained_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--version", "demo", "--out", ""], "--out"),
+        (["plan", "--version", "demo", "--out="], "--out"),
+        (["--version", "10B", "--keep-source", ""], "--keep-source"),
+        (["--version", "", "--out", "o"], "--version"),
+        (["--source", "", "--out", "o"], "--source"),
+        (["export", "RUN", "--format", "npy", "-o", ""], "-o/--out"),
+        (["export", "", "--format", "npy", "-o", "o"], "OUT"),
+        (["pin", "SOURCE", "-o", ""], "-o/--output"),
+        (["pin", "", "-o", "o"], "REPO|DIR"),
+        (["status", ""], "OUT"),
+        (["verify", ""], "OUT"),
+        (["show", "", "train"], "OUT"),
+        (["trace", "", "train:1"], "OUT"),
+        (["trace", "RUN", "00002_000:1", "--source", ""], "--source"),
+    ],
+)
+def test_an_empty_path_is_a_mistake_and_not_the_current_folder(
+    words: list[str], name: str, source: Path, out: Path, tmp_path: Path
+) -> None:
+    """In a folder that has all that could be found there: a run and its sources."""
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    words = [{"RUN": str(out), "SOURCE": str(source)}.get(word, word) for word in words]
+    ended = subprocess.run(
+        [sys.executable, "-m", "fwconvert", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"argument {name}: it is empty: is a variable of the shell not set?" in ended.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no terminals to lose here")
+def test_a_lost_terminal_asks_once_however_often_it_is_told() -> None:
+    """The kernel says so, and the shell as well; somebody who presses Ctrl-C twice is in a hurry."""
+    for number, asked in ((signal.SIGHUP, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2)):
+        with commands._stopping() as stopping:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            assert (stopping.switch.asked, stopping.signal) == (asked, number)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["--shard-tokens", "0"],
@@ -272,6 +328,7 @@ def test_status_loads_nothing_heavy(out: Path) -> None:
 def _modules_after(words: list[str]) -> set[str]:
     code = f"""
 import sys
+from fwconvert import commands
 from fwconvert.cli import main
 try:
     main({words!r})

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import ntpath
 import posixpath
 from fractions import Fraction
@@ -284,11 +285,16 @@ def test_the_id_is_the_same_in_every_process() -> None:
 @given(sizes=st.lists(st.integers(0, 10**12), min_size=1, max_size=4), shard_tokens=st.integers(1, 10**9))
 @unhurried
 def test_block_numbers_have_digits_enough_for_a_token_a_byte(sizes: list[int], shard_tokens: int) -> None:
-    files = [SourceShard(f"{at}.parquet", size) for at, size in enumerate(sizes)]
-    digits = block_digits(files, shard_tokens)
+    pinned = [SourceShard(f"{at}.parquet", size, "ab" * 32) for at, size in enumerate(sizes)]
+    digits = block_digits(pinned, shard_tokens)
 
     assert digits >= 3
     assert 10**digits > max(sizes) // shard_tokens
+
+
+def test_the_size_of_a_source_that_nobody_pinned_gives_no_digits() -> None:
+    # It does not count in the recipe's id either: a damaged file may be replaced by a good copy.
+    assert block_digits([SourceShard("a.parquet", 10**12)], 1) == 3
 
 
 def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources() -> None:
@@ -302,3 +308,10 @@ def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources()
 def test_workers_default_to_the_usable_cores_and_an_explicit_number_is_kept() -> None:
     assert Options(Path("x"), None).worker_count == config.default_workers() >= 1
     assert Options(Path("x"), None, workers=3).worker_count == 3
+
+
+@pytest.mark.parametrize("name", ["patience", "stall_timeout"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_time_to_wait_must_be_more_than_nothing(name: str, seconds: float) -> None:
+    with pytest.raises(UsageError, match=f"^{name} must be more than 0 seconds\n  given  {seconds}$"):
+        Options(Path("x"), **{name: seconds})  # type: ignore[arg-type]  # one of two, both float

@@ -13,6 +13,7 @@ from fwconvert.config import Encoder, SourceShard
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
 from fwconvert.fast import FastTokenizer
+from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, RunContext
 from fwconvert.tokenizer import Encoded
 
@@ -20,6 +21,7 @@ pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this 
 
 
 def order_for(path: Path, encoder: Encoder, threads: int = 1) -> ConvertOrder:
+    RunFolder(path.parent).make()
     context = RunContext(path.parent, "id", rules_with(), "session", encoder, threads)
     return ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, path)
 

@@ -119,6 +119,10 @@ def lack_space(_: ThreadEngine, order: Order) -> Outcome:
     return Failure("output", f"no space is left for {order.title}")
 
 
+def not_begin(_: ThreadEngine, order: Order) -> Outcome:
+    return Failure("unready", f"no memory to begin {order.title}")
+
+
 def stop_when_asked(engine: ThreadEngine, _: Order) -> Outcome:
     assert engine.stopping.wait(20)
     return Failure("stopped", "stopped at a safe place")
@@ -311,6 +315,44 @@ def test_a_worker_that_died_by_itself_costs_no_slots(witness: Witness) -> None:
         drive(orders_of("big", *small), engine, witness)
 
     assert max(engine.crowds) == 4
+
+
+def test_workers_that_cannot_begin_stop_the_run_and_count_against_nobody(witness: Witness) -> None:
+    names = [f"order {number}" for number in range(9)]
+    with ThreadEngine(3, {name: [not_begin] * 99 for name in names}) as engine:
+        with pytest.raises(FwconvertError, match="no memory to begin"):
+            drive(orders_of(*names), engine, witness)
+
+        assert engine.at_work == 0
+    assert len(engine.started) == max(3, LOST_TRIES)
+    assert [(kind, final) for _, kind, final in witness.failures] == [("unready", False)]  # Told once.
+
+
+def test_a_worker_that_cannot_begin_uses_up_no_try_of_its_order(witness: Witness) -> None:
+    script: list[Step] = [*[not_begin] * (LOST_TRIES - 1), *[fail] * (JOB_TRIES - 1)]
+    with ThreadEngine(1, {"a": script}) as engine:
+        drive(orders_of("a", "b"), engine, witness)
+
+    assert sorted(witness.finished) == ["a", "b"]
+
+
+def test_those_at_work_go_on_without_the_workers_that_cannot_begin(witness: Witness) -> None:
+    tried = threading.Event()
+
+    def go_on(_: ThreadEngine, order: Order) -> Outcome:
+        assert tried.wait(20)
+        time.sleep(0.3)  # Long enough for many tries, if there were any.
+        return receipt_of(order.title)
+
+    def not_begin_this(engine: ThreadEngine, order: Order) -> Outcome:
+        tried.set()
+        return not_begin(engine, order)
+
+    with ThreadEngine(2, {"a": [go_on], "b": [not_begin_this]}) as engine:
+        drive(orders_of("a", "b", "c"), engine, witness)
+
+    assert engine.started == ["a", "b", "c", "b"]
+    assert sorted(witness.finished) == ["a", "b", "c"]
 
 
 def test_an_output_error_stops_at_once_and_counts_against_nobody(witness: Witness) -> None:

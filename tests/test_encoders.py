@@ -1,13 +1,24 @@
 import importlib.util
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fwconvert.doubtful import GIGATOKEN
 from fwconvert.encoders import choose
 from fwconvert.errors import UsageError
-from fwconvert.vocabulary import find
+from fwconvert.vocabulary import Vocabulary, find
 
 has_gigatoken = importlib.util.find_spec("gigatoken") is not None
+
+
+def works(_: Vocabulary) -> str:
+    return ""
+
+
+def unused(_: Vocabulary) -> str:
+    raise AssertionError("there is nothing to be tried")
 
 
 @pytest.fixture
@@ -24,26 +35,26 @@ def no_gigatoken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "r50k_base", "cl100k_base", "o200k_base"])
 @pytest.mark.parametrize("wanted", ["auto", "fast"])
 def test_the_fast_encoder_is_used_where_it_knows_the_vocabulary(name: str, wanted: Any) -> None:
-    assert choose(wanted, find(name)) == ("fast", "")
+    assert choose(wanted, find(name), works) == ("fast", "")
 
 
 def test_the_reference_is_used_when_asked_for() -> None:
-    assert choose("reference", find("gpt2")) == ("reference", "")
+    assert choose("reference", find("gpt2"), unused) == ("reference", "")
 
 
 def test_bytes_need_no_encoder_and_nobody_is_told() -> None:
-    assert choose("auto", find("bytes")) == ("reference", "")
+    assert choose("auto", find("bytes"), unused) == ("reference", "")
 
 
 def test_an_unknown_vocabulary_falls_back_and_says_so() -> None:
-    encoder, reason = choose("auto", find("p50k_base"))
+    encoder, reason = choose("auto", find("p50k_base"), unused)
     assert encoder == "reference"
     assert "p50k_base" in reason
 
 
 @pytest.mark.usefixtures("no_gigatoken")
 def test_a_machine_without_the_fast_encoder_falls_back_and_says_so() -> None:
-    encoder, reason = choose("auto", find("gpt2"))
+    encoder, reason = choose("auto", find("gpt2"), unused)
     assert encoder == "reference"
     assert "gigatoken is not installed" in reason
 
@@ -51,4 +62,19 @@ def test_a_machine_without_the_fast_encoder_falls_back_and_says_so() -> None:
 @pytest.mark.usefixtures("no_gigatoken")
 def test_asking_for_the_fast_encoder_in_vain_is_an_error() -> None:
     with pytest.raises(UsageError, match="gigatoken is not installed"):
-        choose("fast", find("gpt2"))
+        choose("fast", find("gpt2"), unused)
+
+
+@pytest.mark.skipif(not has_gigatoken, reason="gigatoken is not installed")
+def test_what_fails_the_trial_is_not_used() -> None:
+    encoder, reason = choose("auto", find("gpt2"), lambda _: "ImportError: no such symbol")
+    assert encoder == "reference"
+    assert "ImportError: no such symbol" in reason
+    with pytest.raises(UsageError, match="no such symbol"):
+        choose("fast", find("gpt2"), lambda _: "ImportError: no such symbol")
+
+
+def test_the_version_that_is_used_is_the_one_that_is_installed_with_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
+    (wanted,) = (line for line in project["project"]["dependencies"] if line.startswith("gigatoken"))
+    assert wanted.startswith(f"gigatoken=={GIGATOKEN};")

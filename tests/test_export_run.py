@@ -178,6 +178,49 @@ def test_a_limited_run_can_be_exported(
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
+def test_a_limited_run_with_more_tokens_than_its_text_promises_can_be_exported(tmp_path: Path) -> None:
+    """By the size of its text the first source would not reach the limit, so that the second would count."""
+    corpus.write(tmp_path / "source/a.parquet", ["1 2 3 4 5 6 7 8 9"] * 5)
+    corpus.write(tmp_path / "source/b.parquet", ["hello world again"] * 500)
+    words = {"limit_tokens": 40, "val_tokens": 0, "workers": 1}
+    for name, more in (("run", {}), ("direct", {"format": "npy"})):
+        runner.assert_tidy_end(runner.run(tmp_path / "source", tmp_path / name, **words, **more), 0)
+    for _ in range(2):
+        ended = runner.command_line("export", tmp_path / "run", "--format", "npy", "-o", tmp_path / "out")
+        runner.assert_tidy_end(ended, 0)
+    assert tree(tmp_path / "out") == tree(tmp_path / "direct")
+
+
+def test_an_export_goes_on_with_a_conversion_that_was_killed_while_a_source_was_on_trial(
+    tmp_path: Path,
+) -> None:
+    """The first source has one text again and again: by its footer it is small, and in truth it has all.
+
+    So the second is converted on trial, and done long before.
+    """
+    corpus.write(tmp_path / "source/a.parquet", ["0123456789" * 2000] * 2000)
+    corpus.write(tmp_path / "source/b.parquet", ["hello world"] * 5)
+    words: dict[str, Any] = {**BASE, "shard_tokens": 10**6, "limit_tokens": 20 * 10**6, "workers": 2}
+    for name, more in (("run", {}), ("direct", {"format": "npy"})):
+        runner.assert_tidy_end(runner.run(tmp_path / "source", tmp_path / name, **words, **more), 0)
+    half = tmp_path / "half"
+    receipts = half / PRIVATE / "receipts"
+    for _ in range(10):  # In case the first is quicker than the kill.
+        with runner.running(tmp_path / "source", half, **words, format="npy") as process:
+            runner.wait_until(lambda: runner.steps(half), process)
+            runner.kill_all(process.pid)
+            process.wait(runner.PATIENCE)
+        if [path.name.startswith("b.parquet") for path in receipts.iterdir()] == [True]:
+            break
+        shutil.rmtree(half)
+    assert len([*receipts.iterdir()]) == 1, "no kill fell while the second source was on trial"
+
+    for _ in range(2):
+        ended = runner.command_line("export", tmp_path / "run", "--format", "npy", "-o", half)
+        runner.assert_tidy_end(ended, 0)
+    assert tree(half) == tree(tmp_path / "direct")
+
+
 def test_a_document_that_is_cut_cannot_change_sides(run_of: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--eot before"):
         export(run_of(limit_tokens=9999), tmp_path / "out", eot="after")
@@ -188,6 +231,18 @@ def test_one_stream_becomes_shards_again(run_of: Callable[..., Path], tmp_path: 
     export(run_of(), tmp_path / "raw", format="raw", val_tokens=1000)
     export(tmp_path / "raw", tmp_path / "back", format="llmc", shard_tokens=1000)
     assert tree(tmp_path / "back") == tree(run_of())
+
+
+def test_a_stream_without_validation_becomes_shards_without_it(source: Path, tmp_path: Path) -> None:
+    raw, new, direct = (tmp_path / name for name in ("raw", "new", "direct"))
+    words = ["--source", str(source), "--tokenizer", "bytes", "--workers", "1", "--val-tokens", "0"]
+    assert not runner.command_line(*words, "--out", raw, "--format", "raw").returncode
+    for _ in range(2):
+        made = runner.command_line("export", raw, "-o", new, "--format", "llmc", "--shard-tokens", "300")
+        assert not made.returncode, made.stderr
+    assert not runner.command_line(*words, "--out", direct, "--shard-tokens", "300").returncode
+
+    assert runner.tree(new) == runner.tree(direct)
 
 
 def test_an_export_of_an_export_leads_back(run_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -35,12 +35,40 @@ SIZE = 300_000
 LONGEST = 300
 
 FETCHER = """
-import json, sys, threading, time
+import json, os, sys, threading, time
 from pathlib import Path
 from fwconvert import fetch, hub, hub_client, patience
 from fwconvert.config import SourceShard
 
+calls, hold = [], None
+
+def open_files():
+    fds = "/proc/self/fd"
+    links = [f"{fds}/{fd}" for fd in os.listdir(fds)] if os.path.isdir(fds) else []
+    return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+def watch(event, args):
+    if event not in ("os.rename", "os.remove"):
+        return
+    path = str(args[0])
+    calls.append([event, path, path in open_files()])
+    if event == "os.rename" and hold is not None:
+        Path(hold, "held").touch()
+        while not Path(hold, "go").exists():
+            time.sleep(0.005)
+
+def fsync(descriptor, really=os.fsync):
+    calls.append(["fsync", os.readlink(f"/proc/self/fd/{descriptor}"), True])
+    really(descriptor)
+
+sys.addaudithook(watch)
+if os.path.isdir("/proc/self/fd"):
+    os.fsync = fsync
+
 def carry_out(order):
+    global hold
+    calls.clear()
+    hold = order["hold"]
     hub_client.client().constants.HF_HUB_DOWNLOAD_TIMEOUT = order["timeout"]
     patience._LONGEST_BACKOFF = order["longest_backoff"]
     patience._LONGEST_ASKED_WAIT = order["longest_asked_wait"]
@@ -52,14 +80,15 @@ def carry_out(order):
             stop.set()
 
     dataset = hub.Dataset(order["repo"], order["revision"])
-    fetching = fetch.Fetching(dataset, order["patience"], stop, count, told.append)
+    fetching = fetch.Fetching(dataset, order["patience"], stop, count, told.append, order["keeps"])
     error = text = ""
     begin = time.monotonic()
     try:
         fetching.fetch(SourceShard(*order["file"]), Path(order["place"]), Path(order["parts"]))
     except Exception as caught:
         error, text = type(caught).__name__, str(caught)
-    return {"error": error, "text": text, "told": told, "bytes": came[0], "seconds": time.monotonic() - begin}
+    seconds = time.monotonic() - begin
+    return {"error": error, "text": text, "told": told, "bytes": came[0], "seconds": seconds, "calls": calls}
 
 def limited(order):
     if order["file_limit"] is None:
@@ -87,18 +116,25 @@ ORDINARY: dict[str, Any] = {
     "longest_asked_wait": 300,
     "stop_at": None,
     "file_limit": None,
+    "keeps": False,
+    # A folder: before a part is renamed, "held" appears there, and "go" is waited for.
+    "hold": None,
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a fetch ended: `error` is the name of the exception, or empty."""
+    """How a fetch ended: `error` is the name of the exception, or empty.
+
+    `calls`: what was renamed, removed or brought to the disk, and whether it was open then.
+    """
 
     error: str
     text: str
     told: list[str]
     bytes: int
     seconds: float
+    calls: list[list[Any]]
 
 
 class Fetcher:
@@ -313,6 +349,64 @@ def test_a_wrong_file_in_the_place_is_replaced(case: Case, there: str) -> None:
     case.place.write_bytes(wrong[there])
     case.arrives()
     assert case.ranges() == [None]
+
+
+def as_long(case: Case) -> None:
+    case.place.write_bytes(b"x" + case.content[1:])
+
+
+def shorter(case: Case) -> None:
+    case.place.write_bytes(case.content[:-1])
+
+
+def empty(case: Case) -> None:
+    case.place.write_bytes(b"")
+
+
+def folder(case: Case) -> None:
+    case.place.mkdir()
+
+
+def link_to_nowhere(case: Case) -> None:
+    case.place.symlink_to("nowhere")
+
+
+@posix
+@pytest.mark.parametrize("lay", [as_long, shorter, empty, folder, link_to_nowhere])
+def test_what_lies_in_a_folder_of_the_user_is_never_replaced(case: Case, lay: Callable[[Case], None]) -> None:
+    case.place.parent.mkdir(parents=True)
+    lay(case)
+    before = case.place.lstat()
+    content = case.place.read_bytes() if case.place.is_file() else b""
+
+    outcome = case.fetch(keeps=True)
+
+    assert_says(outcome, "SourceError", "not replaced", str(case.place), "move it away", "--keep-source")
+    assert os.path.samestat(case.place.lstat(), before)
+    assert content == (case.place.read_bytes() if case.place.is_file() else b"")
+    assert case.ranges() == [], "nothing is fetched for a place that is taken"
+
+
+@posix
+def test_what_is_laid_in_the_place_while_the_file_is_fetched_stays_too(case: Case) -> None:
+    case.fault("slow", rate=100_000)
+    with case.fetchers.another() as fetcher:
+        fetcher.send(case.order(keeps=True))
+        wait_until(lambda: size(case.part) > 50_000)
+        case.place.write_bytes(b"mine")
+        outcome = fetcher.outcome()
+    assert_says(outcome, "SourceError", "not replaced", str(case.place))
+    assert case.place.read_bytes() == b"mine"
+    case.place.unlink()
+    assert case.arrives(keeps=True).bytes == 0, "what came is kept until the place is free"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are found in /proc")
+def test_a_kept_file_is_on_the_disk_before_it_has_its_name(case: Case) -> None:
+    calls = case.arrives(keeps=True).calls
+    synced = [path for call, path, _ in calls if call == "fsync"]
+    assert synced == [str(case.part), str(case.place.parent)]
+    assert [call for call, _, _ in calls] == ["fsync", "os.rename", "fsync"]
 
 
 def test_an_empty_file_is_a_file(case: Case) -> None:
@@ -616,6 +710,34 @@ def test_a_process_that_waits_goes_on_when_the_one_that_fetches_is_killed(case: 
     assert (outcome.error, outcome.bytes) == ("", SIZE - have)
     case.assert_right()
     assert case.ranges() == [None, f"bytes={have}-"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are found in /proc")
+def test_a_part_is_closed_before_it_is_renamed_or_removed(case: Case) -> None:
+    """Windows does neither with a file that is open."""
+    renamed = case.arrives().calls
+    assert renamed == [["os.rename", str(case.part), False]]
+    case.place.unlink()
+    case.fault("corrupt", after=150_000, times=2)
+    removed = case.fails("SourceError", "corrupt bytes").calls
+    assert {tuple(call) for call in removed} == {("os.remove", str(case.part), False)}
+
+
+@posix
+def test_a_process_that_takes_a_part_in_the_instant_before_it_is_renamed_does_no_harm(
+    case: Case, tmp_path: Path
+) -> None:
+    with case.fetchers.another() as first, case.fetchers.another() as second:
+        first.send(case.order(hold=str(tmp_path)))
+        wait_until((tmp_path / "held").exists)
+        second.send(case.order())
+        taken = second.outcome()
+        (tmp_path / "go").touch()
+        published = first.outcome()
+    assert (taken.error, taken.bytes) == ("", 0)
+    assert (published.error, published.bytes) == ("", SIZE)
+    case.assert_right()
+    assert case.ranges() == [None]
 
 
 def test_a_stop_ends_a_stalled_fetch_soon_and_keeps_the_part(case: Case) -> None:

@@ -28,13 +28,13 @@ ROWS = (
     ("export_run", "loader", "pace", "trace"),
     ("loader_documents", "run", "show", "source_row", "status"),
     ("loader_windows", "supply"),
-    ("driver", "loader_shards", "loader_waiting", "run_reader", "verify", "work"),
+    ("driver", "loader_shards", "loader_waiting", "run_reader", "trial", "verify", "work"),
     ("watching",),
     ("engine", "verify_manifest"),
-    ("account", "worker"),
+    ("account", "saved_plan", "worker"),
     ("documents", "exported", "fit", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
     (
-        "fast", "loader_files", "loader_state", "origin", "pin", "places", "saved_plan", "scan", "session",
+        "fast", "loader_files", "loader_state", "origin", "pin", "places", "scan", "session",
         "strays", "stream_reader", "survey", "tails",
     ),
     (
@@ -46,7 +46,7 @@ ROWS = (
         "vocabulary", "zipped",
     ),
     ("config", "patience", "receipt"),
-    ("atomic", "formats", "hub_client", "process", "records", "typed", "where"),
+    ("atomic", "formats", "hub_client", "process", "records", "streams", "typed", "where"),
     ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),
 )
 # fmt: on

@@ -14,7 +14,7 @@ import runner
 from examples import unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_oracle import documents, packed, shuffled, told, windows, write
+from loader_oracle import documents, packed, shuffled, step_sizes, told, windows, write
 
 from fwconvert import loader_documents, loader_windows
 from fwconvert.errors import UsageError
@@ -65,15 +65,76 @@ def test_one_rank_is_served_all_windows_in_order(folder: Path, order: str) -> No
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 48, 100])
+@pytest.mark.parametrize("drop_last", [None, True, False])
 def test_all_ranks_together_are_served_the_order_of_one(
+    folder: Path, order: str, ranks: int, batch: int, drop_last: bool | None
+) -> None:
+    loaders = on_ranks(folder, ranks, batch=batch, order=order, drop_last=drop_last)
+    sizes = step_sizes(48, batch, ranks, drop_last)
+
+    assert {len(loader) for loader in loaders} == {len(sizes)}
+    assert {loader.dropped for loader in loaders} == {48 - sum(sizes)}
+    steps = list(step_by_step(loaders))
+    assert [row for step in steps for row in step] == wanted(order)[: sum(sizes)]
+    assert [len(step) for step in steps] == sizes
+    assert drop_last is not False or sum(sizes) == 48
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 7, 11, 13, 46, 47, 48])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
+def test_no_rank_is_served_an_empty_batch_and_what_that_costs_is_counted(
     folder: Path, order: str, ranks: int, batch: int
 ) -> None:
     loaders = on_ranks(folder, ranks, batch=batch, order=order)
-    steps = list(step_by_step(loaders))
+    dropped = loaders[0].dropped
+    batches = [list(loader) for loader in loaders]
 
-    assert [row for step in steps for row in step] == wanted(order)
-    assert {len(step) for step in steps[:-1]} <= {batch * ranks}
-    assert {len(loader) for loader in loaders} == {len(steps)}
+    assert all(np.isfinite(served.mean()) for of_one in batches for served in of_one)
+    assert {len(of_one) for of_one in batches} == {len(loaders[0])}
+    served = sum(len(batch) for of_one in batches for batch in of_one)
+    assert dropped == 48 - served < ranks
+    assert {loader.passed for loader in loaders} == {sum(LENGTHS) - served * SEQ_LEN - 3}
+
+
+def test_whoever_can_do_with_empty_batches_is_served_every_window(folder: Path) -> None:
+    loaders = on_ranks(folder, 5, batch=3, drop_last=False)
+    batches = [list(loader) for loader in loaders]
+
+    assert [len(of_one[-1]) for of_one in batches] == [0, 1, 0, 1, 1]
+    assert sorted(row for of_one in batches for row in rows(of_one)) == sorted(wanted("shuffled"))
+    assert {loader.dropped for loader in loaders} == {0}
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_an_epoch_of_fewer_windows_than_ranks_is_refused(folder: Path, order: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)too few windows.*48.*49.*fewer ranks.*drop_last=False"):
+        Loader(folder, seq_len=SEQ_LEN, order=order, ranks=49)
+    assert len(Loader(folder, seq_len=SEQ_LEN, order=order, ranks=48)) == 1
+    assert len(Loader(folder, seq_len=SEQ_LEN, order=order, ranks=49, drop_last=False)) == 1
+
+
+def test_a_state_from_before_empty_batches_were_left_out_gives_the_rest(folder: Path) -> None:
+    state = {
+        "order": "shuffled",
+        "seed": 0,
+        "seq_len": SEQ_LEN,
+        "shards": "7f97b6eb46a3067e",
+        "epoch": 0,
+        "windows": 45,
+        "documents": 0,
+        "passed": 0,
+        "passed_before": 0,
+    }
+    loaders = [loader.resume(state) for loader in on_ranks(folder, 5, batch=3)]
+
+    assert loaders[0].state() == state
+    # Three windows are left, and five ranks: none; but for three ranks they are a step.
+    assert (loaders[0].dropped, [list(loader) for loader in loaders]) == (3, [[]] * 5)
+    assert [row for step in step_by_step(loaders) for row in step] == wanted("shuffled", 0, 1)[:45]
+    fewer = [loader.resume(state) for loader in on_ranks(folder, 3, batch=3)]
+    assert (fewer[0].dropped, [*step_by_step(fewer)]) == (0, [wanted("shuffled")[45:]])
+    assert list(Loader(folder, seq_len=SEQ_LEN).resume({**state, "windows": 48})) == []
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 7, 50])
@@ -110,27 +171,35 @@ def test_drop_last_drops_the_windows_that_it_says(folder: Path, ranks: int, batc
 @given(
     seed=st.integers(0, 3),
     order=st.sampled_from(["sequential", "shuffled"]),
+    drop_last=st.sampled_from([None, True, False]),
     changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 4)), min_size=1),
 )
-@settings(unhurried, max_examples=60)
+@settings(unhurried, max_examples=100)
 def test_ranks_and_batches_may_change_at_any_step(
-    folder: Path, seed: int, order: str, changes: list[tuple[int, int, int]]
+    folder: Path, seed: int, order: str, drop_last: bool | None, changes: list[tuple[int, int, int]]
 ) -> None:
-    served: list[list[int]] = []
     state = None
+    epoch = at = passed = 0
     for ranks, batch, most in changes:
-        loaders = on_ranks(folder, ranks, batch=batch, order=order, seed=seed)
+        loaders = on_ranks(folder, ranks, batch=batch, order=order, seed=seed, drop_last=drop_last)
         for loader in loaders:
             if state is not None:
                 loader.resume(json.loads(json.dumps(state)))
-        for _, step in zip(range(most), step_by_step(loaders), strict=False):
-            served += step
+        sizes = step_sizes(48 - at, batch, ranks, drop_last)
+        assert {loader.dropped for loader in loaders} == {48 - at - sum(sizes)}
+        # One more than is asked for ends the epoch.
+        steps = step_by_step(loaders)
+        for size in sizes[:most]:
+            assert next(steps) == wanted(order, seed, epoch)[at : at + size]
+            at += size
+        if len(sizes) < most:
+            assert next(steps, None) is None
+            passed += sum(LENGTHS) - at * SEQ_LEN - 3
+            epoch, at = epoch + 1, 0
         states = [loader.state() for loader in loaders]
         assert all(one == states[0] for one in states)
         state = states[0]
-
-    epochs = [row for epoch in range(len(served) // 48 + 1) for row in wanted(order, seed, epoch)]
-    assert served == epochs[: len(served)]
+        assert (state["epoch"], state["windows"], state["passed_before"]) == (epoch, at, passed)
 
 
 def test_the_rest_is_the_rest_at_every_step(folder: Path) -> None:
@@ -442,11 +511,44 @@ def test_every_window_of_documents_begins_with_one(run: tuple[Path, list[list[in
 @pytest.mark.parametrize("batch", [1, 4, 50])
 def test_all_ranks_walk_the_same_packing(run: tuple[Path, list[list[int]]], ranks: int, batch: int) -> None:
     out, told_documents = run
-    loaders = on_ranks(out, ranks, order="documents", batch=batch)
-    served = [row for step in step_by_step(loaders) for row in step]
+    right = packed(shuffled(told_documents, 0, 0), SEQ_LEN)
+    for drop_last in (None, True, False):
+        loaders = on_ranks(out, ranks, order="documents", batch=batch, drop_last=drop_last)
+        steps = list(step_by_step(loaders))
 
-    assert served == packed(shuffled(told_documents, 0, 0), SEQ_LEN)
-    assert len({json.dumps(loader.state()) for loader in loaders}) == 1
+        assert [len(step) for step in steps] == step_sizes(len(right), batch, ranks, drop_last)
+        assert [row for step in steps for row in step] == right[: sum(map(len, steps))]
+        assert len({json.dumps(loader.state()) for loader in loaders}) == 1
+        assert drop_last is not False or sum(map(len, steps)) == len(right)
+
+
+def test_no_rank_is_served_an_empty_batch_of_documents(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    right = packed(shuffled(told_documents, 0, 0), 64)
+    # So that one window is left for all the ranks.
+    ranks = next(ranks for ranks in range(2, len(right)) if len(right) % ranks == 1)
+    loaders = [Loader(out, seq_len=64, order="documents", batch=1, rank=r, ranks=ranks) for r in range(ranks)]
+    batches = [list(loader) for loader in loaders]
+
+    assert {len(batch) for of_one in batches for batch in of_one} == {1}
+    assert [row for step in zip(*batches, strict=True) for row in rows(step)] == right[:-1]
+    total = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
+    assert {loader.passed for loader in loaders} == {total - (len(right) - 1) * 65}
+
+
+def test_documents_of_fewer_windows_than_ranks_are_refused(run: tuple[Path, list[list[int]]]) -> None:
+    out, told_documents = run
+    most = len(packed(shuffled(told_documents, 0, 0), 64))
+    tokens = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
+    choices: dict[str, Any] = {"seq_len": 64, "order": "documents"}
+
+    with pytest.raises(UsageError, match="too few windows"):
+        Loader(out, **choices, ranks=tokens // 65 + 1)
+    # Tokens would do, but documents are cut: that is only known at the end of an epoch.
+    loader = Loader(out, **choices, ranks=most + 1)
+    with pytest.raises(UsageError, match=r"(?s)too few windows.*fewer than"):
+        next(iter(loader))
+    assert len(list(Loader(out, **choices, batch=1, ranks=most))) == 1
 
 
 @given(
@@ -463,10 +565,9 @@ def test_document_order_can_be_resumed_by_other_ranks(
     served: list[list[int]] = []
     state = Loader(out, seq_len=33, order="documents").state()
     for ranks, batch, most in changes:
-        loaders = [
-            Loader(out, seq_len=33, order="documents", batch=batch, rank=rank, ranks=ranks).resume(state)
-            for rank in range(ranks)
-        ]
+        # Each window is asked for once: in the last step, too.
+        choices: dict[str, Any] = {"order": "documents", "batch": batch, "ranks": ranks, "drop_last": False}
+        loaders = [Loader(out, seq_len=33, rank=rank, **choices).resume(state) for rank in range(ranks)]
         for _, step in zip(range(most), step_by_step(loaders), strict=False):
             served += step
         state = loaders[-1].state()

@@ -410,6 +410,92 @@ def test_a_pattern_or_a_file_is_served_as_it_is_named(tmp_path: Path) -> None:
     assert names(tmp_path / "fineweb_train_000003.bin") == ["fineweb_train_000003.bin"]
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_pattern_serves_only_the_split(finished: Path, tmp_path: Path, split: Any, is_packed: bool) -> None:
+    out = shutil.copytree(finished, tmp_path / "out")
+    if is_packed:
+        for path in out.glob("*.bin"):
+            pack(path)
+    choices: dict[str, Any] = {"seq_len": 64, "order": "sequential", "split": split}
+
+    served = rows(Loader(f"{out}/*.bin*", **choices))
+    assert served == rows(Loader(finished, **choices)) != []
+    assert names(f"{out}/*.bin*", split=split) == sorted(path.name for path in out.glob(f"*_{split}_*.bin*"))
+
+
+def test_a_pattern_over_nanogpt_s_files_serves_one_of_them(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.arange(100, dtype="<u2").tofile(tmp_path / name)
+
+    assert names(f"{tmp_path}/*.bin") == ["train.bin"]
+    assert names(f"{tmp_path}/*.bin", split="val") == ["val.bin"]
+
+
+def touch(folder: Path, *paths: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(llmc([*range(100)]))
+
+
+# What is there, and of it what a pattern over all serves as train and as val; None: it is refused.
+PATTERNS: dict[str, tuple[list[str] | None, list[str] | None]] = {
+    "shard_1.bin shard_2.bin": (["shard_1.bin", "shard_2.bin"], None),
+    "shard_1.bin shard_2.bin val.bin": (["shard_1.bin", "shard_2.bin"], ["val.bin"]),
+    "a_train_1.bin b_train_1.bin": (["a_train_1.bin", "b_train_1.bin"], None),
+    "a_val_1.bin": (None, ["a_val_1.bin"]),
+    "a_train_1.bin a_validation_1.bin": (["a_train_1.bin"], ["a_validation_1.bin"]),
+    "training_1.bin valid_1.bin": (["training_1.bin"], ["valid_1.bin"]),
+    "train-set_val_1.bin val-set_train_1.bin": (["val-set_train_1.bin"], ["train-set_val_1.bin"]),
+    "a_train_1.bin a_val_1.bin tokenizer.bin": (None, ["a_val_1.bin"]),
+    "interval_1.bin trainer_2.bin": (["interval_1.bin", "trainer_2.bin"], None),
+    "train/1.bin val/2.bin": (["1.bin"], ["2.bin"]),
+    "train/1.bin validation/2.bin other/3.bin": (None, ["2.bin"]),
+}
+
+
+@pytest.mark.parametrize("there", PATTERNS)
+def test_what_a_pattern_serves_is_told_by_the_names(tmp_path: Path, there: str) -> None:
+    touch(tmp_path, *there.split())
+    pattern = f"{tmp_path}/*/*.bin" if "/" in there else f"{tmp_path}/*.bin"
+
+    for split, wanted in zip(("train", "val"), PATTERNS[there], strict=True):
+        if wanted is not None:
+            assert names(pattern, split=split) == wanted
+        else:
+            with pytest.raises(UsageError, match=r"(?s)'(train|val)'.*\.bin.*name "):
+                names(pattern, split=split)
+
+
+@pytest.mark.parametrize("pattern", ["a_train_*.bin", "a_train_1.bin", "train/*.bin", "train/1.bin"])
+def test_training_data_is_not_served_as_validation(tmp_path: Path, pattern: str) -> None:
+    touch(tmp_path, "a_train_1.bin", "a_val_1.bin", "train/1.bin", "val/1.bin")
+    validation = pattern.replace("train", "val")
+
+    assert len(names(tmp_path / pattern)) == len(names(tmp_path / validation, split="val")) == 1
+    with pytest.raises(UsageError, match=r"(?s)is 'val' by its name.*say split='train'"):
+        Loader(tmp_path / pattern, seq_len=9, split="val")
+    with pytest.raises(UsageError, match=r"(?s)is 'train' by its name.*say split='val'"):
+        Loader(tmp_path / validation, seq_len=9)
+
+
+def test_a_file_that_does_not_say_what_it_is_is_what_the_caller_says(tmp_path: Path) -> None:
+    touch(tmp_path, "held_out.bin", "odd[1].bin")
+
+    for name in ("held_out.bin", "odd[1].bin"):
+        assert names(tmp_path / name) == names(tmp_path / name, split="val") == [name]
+
+
+def test_files_of_one_name_in_several_folders_are_all_served_in_one_order(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{folder}/1.bin" for folder in "cadb"))
+    pack(tmp_path / "d/1.bin")
+
+    found = find(Wanted(f"{tmp_path}/*/1.bin*")).files
+    assert [f"{file.path.parent.name}/{file.name}" for file in found] == [
+        "a/1.bin", "b/1.bin", "c/1.bin", "d/1.bin.zst",
+    ]  # fmt: skip
+
+
 def test_a_shard_that_is_there_twice_is_served_once(tmp_path: Path) -> None:
     write(tmp_path, told([100]))
     path = tmp_path / "fineweb_train_000001.bin"
@@ -439,8 +525,9 @@ def test_nothing_to_serve_is_the_caller_s_mistake(
         find(Wanted(path))
 
 
-def test_only_a_run_can_be_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["", "*.bin", "nowhere/*.bin", "fineweb_train_000001.bin"])
+def test_only_a_run_can_be_followed(tmp_path: Path, path: str) -> None:
     write(tmp_path, told([100]))
 
-    with pytest.raises(UsageError, match="cannot be followed"):
-        Loader(tmp_path, seq_len=9, order="sequential", follow=True)
+    with pytest.raises(UsageError, match=r"(?s)cannot be followed.*--out"):
+        Loader(tmp_path / path, seq_len=9, order="sequential", follow=True)

@@ -112,6 +112,40 @@ def test_a_session_that_begins_within_a_minute_is_waited_for(folder: RunFolder, 
     locks[0].__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("timeout", [None, 3600])
+@pytest.mark.parametrize("there", [False, True])
+def test_that_nobody_has_begun_a_run_is_told_once_where_the_loader_is_made(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, there: bool, timeout: float | None
+) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    choices: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000, "val_tokens": 0}
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if clock.now == 1000:
+            source = corpus.equal_sources(tmp_path / "source", files=1, rows=30)
+            assert runner.convert(source, out, **choices).complete
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    said = rf"(?s)no run in this folder yet.*{out}.*exists +{'yes' if there else 'no'}.*path is right"
+    with pytest.warns(UserWarning, match=said) as warned:
+        loader = Loader(out, seq_len=50, order="sequential", follow=True, timeout=timeout)
+    assert [Path(one.filename).name for one in warned] == ["test_loader_waiting.py"]
+    assert [row for batch in loader for row in batch.tolist()] != []
+
+
+@pytest.mark.filterwarnings("ignore:there is no run:UserWarning")
+@pytest.mark.parametrize("timeout", [5, 100])
+def test_a_run_that_nobody_begins_is_waited_for_until_the_timeout(
+    tmp_path: Path, clock: Clock, timeout: float
+) -> None:
+    with pytest.raises(NotReady, match=rf"(?s)in vain.*nowhere.*{timeout} seconds.*path is right"):
+        Loader(tmp_path / "nowhere", order="sequential", follow=True, timeout=timeout)
+    assert clock.now == timeout
+
+
 def test_a_follower_of_a_run_with_a_bad_source_is_told(tmp_path: Path) -> None:
     source, out = corpus.equal_sources(tmp_path / "source", files=4, rows=30), tmp_path / "out"
     (source / "02.parquet").write_bytes(b"no parquet")

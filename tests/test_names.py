@@ -17,8 +17,27 @@ CONTIGUOUS = Recipe(recipe_with().source, rules_with(layout="contiguous"))
 def test_a_job_names_its_shards_by_source_and_block() -> None:
     assert names.job_shard(RULES, "val", 0, 0) == "edu_fineweb_val_00000_000.bin"
     assert names.job_shard(RULES, "train", 0, 1) == "edu_fineweb_train_00000_001.bin"
-    assert names.job_shard(RULES, "train", 2409, 1234) == "edu_fineweb_train_02409_1234.bin"
     assert names.job_shard(rules_with(block_digits=5), "train", 7, 5) == "edu_fineweb_train_00007_00005.bin"
+
+
+def test_a_number_with_too_many_digits_sorts_behind_the_others() -> None:
+    assert names.job_shard(RULES, "train", 2409, 1234) == "edu_fineweb_train_02409_x000001234.bin"
+    assert names.job_shard(RULES, "train", 123_456, 7) == "edu_fineweb_train_x000123456_007.bin"
+    blocks = [998, 999, 1000, 1001, 9_999, 10_000, 123_456]
+    made = [names.job_shard(RULES, "train", source, at) for source in (7, 99_999, 100_000) for at in blocks]
+
+    assert made == sorted(made)
+
+
+def test_names_of_the_first_versions_are_known_by_their_long_numbers() -> None:
+    ours = [names.job_shard(RULES, "train", source, at) for source in (0, 123_456) for at in (0, 12_345)]
+    theirs = [
+        names.job_shard(RULES, "train", source, at, plain=True) for source, at in ((0, 1000), (100_000, 0))
+    ]
+
+    assert theirs == ["edu_fineweb_train_00000_1000.bin", "edu_fineweb_train_100000_000.bin"]
+    assert not names.are_plain(RULES, ours)
+    assert all(names.are_plain(RULES, [*ours, name]) for name in theirs)
 
 
 def test_joined_tails_carry_the_index_after_the_last_source() -> None:

@@ -115,7 +115,7 @@ def test_no_more_than_the_connections_are_on_their_way(gate: Gate, origin_with: 
     time.sleep(0.1)
 
     assert len(gate.asked) == 3
-    assert not origin.traffic().ahead
+    assert (origin.traffic().here, origin.traffic().coming) == (0, True)
 
 
 def test_no_more_than_prefetch_is_fetched_before_a_worker_wants_it(gate: Gate, origin_with: Make) -> None:
@@ -124,7 +124,8 @@ def test_no_more_than_prefetch_is_fetched_before_a_worker_wants_it(gate: Gate, o
     gate.opened.release(len(FILES))
     first = take(ready)
 
-    wait_until(lambda: origin.traffic().ahead)
+    wait_until(lambda: not origin.traffic().coming)
+    assert origin.traffic().here == 1 + 3
 
     assert isinstance(first, ConvertOrder)
     assert len(gate.asked) == 1 + 3  # the one that a worker has, and those that wait
@@ -188,8 +189,50 @@ def test_what_a_session_left_of_finished_sources_is_removed(
     next(origin.ready(orders_of(origin, wanted)))
 
     left = {path.name for path in private.iterdir()}
-    assert left == {f"{wanted[0].sha256}.parquet", f"{wanted[1].sha256}.part"}
+    assert left == {origin.place(wanted[0]).name, f"{wanted[1].sha256}.part"}
     wait_until(lambda: bool(gate.asked))
+
+
+def test_files_of_equal_content_have_places_of_their_own(origin_with: Make) -> None:
+    origin = origin_with()
+    twins = [SourceShard(f"{folder}/0.parquet", 10, "ab" * 32) for folder in ("a", "b")]
+    unpinned = [SourceShard(f"{folder}/1.parquet", 10) for folder in ("a", "b")]
+
+    assert len({origin.place(file) for file in (*twins, *unpinned)}) == 4
+
+
+def test_what_an_earlier_version_fetched_is_used_once_and_what_nobody_wants_goes(
+    gate: Gate, origin_with: Make, tmp_path: Path
+) -> None:
+    """It had its name by its content, which two sources may have."""
+    twins = tuple(SourceShard(f"{folder}/0.parquet", 10, "ab" * 32) for folder in ("a", "b"))
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / f"{'ab' * 32}.parquet").write_bytes(b"0123456789")
+    (private / f"{'cd' * 32}.parquet").write_bytes(b"of a source that is done")
+    origin = origin_with()
+
+    next(origin.ready(orders_of(origin, twins)))
+
+    assert [path.name for path in private.iterdir()] == [origin.place(twins[0]).name]
+    wait_until(lambda: bool(gate.asked))
+
+
+def test_traffic_tells_of_files_that_lie_ready_and_not_of_errors(gate: Gate, origin_with: Make) -> None:
+    origin = origin_with(prefetch=3, connections=1)
+    gate.errors[FILES[1].path] = HubError("no way")
+    ready = origin.ready(orders_of(origin))
+    assert next(ready) is None
+    gate.opened.release(2)
+    wait_until(lambda: len(origin._ready) == 2)
+
+    assert (origin.traffic().here, origin.traffic().coming) == (1, True)
+    item = take(ready)
+    assert isinstance(item, ConvertOrder)
+    origin.release(item.source)
+    with pytest.raises(HubError):
+        take(ready)
+    assert (origin.traffic().here, origin.traffic().coming) == (0, True), "the network is still missing"
 
 
 def test_kept_files_stay(gate: Gate, origin_with: Make, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import random
 import re
 import struct
 import subprocess
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import corpus
 import pytest
+import runner
 from rich.cells import cell_len
 from rich.console import Console
 from snapshots import LONG, Clock, at, job, join_job, joining
@@ -430,3 +433,20 @@ def test_a_run_that_fetches_shows_its_download_and_what_it_waits_for(clock: Cloc
             clock.now += 0.25
 
     assert "20.0 MB/s · fetching 30.0 MB/s · limit: workers" in stream.getvalue()
+
+
+@pytest.mark.parametrize("flag", [{"limit_tokens": 50_000}, {"limit_documents": 50}], ids=str)
+def test_a_run_with_a_limit_counts_the_bytes_that_it_converts(flag: dict[str, int], tmp_path: Path) -> None:
+    """5,000 documents of 1,000 tokens, a byte of the file each; 50 of them are converted."""
+    letters = random.Random(1).randbytes(5_000_000).hex()
+    texts = [letters[at : at + 999] for at in range(0, 5_000_000, 1000)]
+    corpus.write(tmp_path / "source/0.parquet", texts, compression="none", use_dictionary=False)
+    words = {**flag, "tokenizer": "bytes", "val_tokens": 0, "workers": 1}
+
+    ended = runner.run(tmp_path / "source", tmp_path / "out", **words)
+
+    runner.assert_tidy_end(ended, 0)
+    told = r"convert 100% · 1/1 jobs · 50\.0K tokens · in \S+ · ([0-9.]+)(K?) tokens/s · ([0-9.]+) MB/s"
+    (tokens, thousand, megabytes) = re.findall(told, ended.stderr)[-1]
+    # The rate is told in steps of 0.1 MB/s.
+    assert float(megabytes) * 1e6 < float(tokens) * (1000 if thousand else 1) * 1.2 + 60_000

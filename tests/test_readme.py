@@ -1,5 +1,6 @@
 """The documents tell the truth: what they show is made again here and compared."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import get_args
 
 import corpus
 import pytest
+import runner
 
 import fwconvert
 from fwconvert.cli import main
@@ -92,8 +94,34 @@ def test_every_flag_stands_in_the_readme_or_the_help_and_exists(capsys: pytest.C
     named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+", README)) - {
         "--strict",
         "--train-data-path",
+        "--valid-data-path",
     }  # of others
     assert named <= exists
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the line is for a shell")
+def test_the_line_for_megatron_gives_weights_and_prefixes(tmp_path: Path) -> None:
+    """Weight and prefix in turn, the weights as large as the files; for validation the prefix alone."""
+    corpus.write(tmp_path / "source/a.parquet", [corpus.document(number) for number in range(30)])
+    words = ["--format", "megatron", "--tokenizer", "bytes", "--shard-tokens", "1500", "--last", "keep"]
+    ended = runner.run(tmp_path / "source", tmp_path / "edu_fineweb10B", *words)
+    runner.assert_tidy_end(ended, 0)
+    (line,) = re.findall(r"^\| Megatron-LM.*?`(--train-data-path .*?)`", README, re.MULTILINE)
+
+    given = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {line}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    shards = sorted((tmp_path / "edu_fineweb10B").glob("*_train_*.bin"))
+    assert len({shard.stat().st_size for shard in shards}) > 1
+    pairs = [(str(shard.stat().st_size), f"edu_fineweb10B/{shard.stem}") for shard in shards]
+    validation = ["--valid-data-path", "edu_fineweb10B/edu_fineweb_val_00000_000"]
+    assert given.stdout.split("\n")[:-1] == [
+        "--train-data-path",
+        *(word for pair in pairs for word in pair),
+        *validation,
+    ]
+    assert all((tmp_path / f"{prefix}.idx").is_file() for _, prefix in [*pairs, validation])
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:

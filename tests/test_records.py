@@ -1,15 +1,21 @@
 """A record half understood would mean wrong bytes later: reading refuses, writing is canonical."""
 
 import hashlib
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from examples import unhurried
+from examples import RULES, SOURCE, rules_with, unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fwconvert
 from fwconvert import records
+from fwconvert.config import Recipe
 from fwconvert.errors import ManifestError
 from fwconvert.records import Part, Record
 
@@ -238,3 +244,31 @@ def test_a_mutated_record_is_refused_or_read_but_never_raises_anything_else(data
     found = decoded(bytes(raw))
 
     assert found is None or isinstance(found, Sample)
+
+
+def structs(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from structs(inner)
+
+
+def test_what_is_left_out_does_not_depend_on_where_a_value_comes_from() -> None:
+    """msgspec leaves a default out if the value is the same object, not if it is equal."""
+    for path in Path(fwconvert.__file__).parent.glob("*.py"):
+        if path.stem not in {"__main__", "loader_torch"}:
+            importlib.import_module(f"fwconvert.{path.stem}" if path.stem != "__init__" else "fwconvert")
+    omitting = [kind for kind in structs(records.Part) if kind.__struct_config__.omit_defaults]
+    assert {kind.__name__ for kind in omitting} >= {"Rules", "Headline", "JobLine", "ShardLine", "Counts"}
+
+    for kind in omitting:
+        # Of these values Python has one each, wherever they come from.
+        one_each = all(default in (None, False, 0, ()) for default in kind.__struct_defaults__)
+        assert one_each or hasattr(kind, "__post_init__"), kind
+
+
+@pytest.mark.parametrize("last", ["keep", "xkeep"[1:], json.loads('"keep"')])
+def test_a_word_is_equal_to_itself_wherever_it_comes_from(last: Any) -> None:
+    rules = rules_with(last=last)
+
+    assert records.encode(rules) == records.encode(RULES)
+    assert Recipe(SOURCE, rules).recipe_id == Recipe(SOURCE, RULES).recipe_id

@@ -1,5 +1,6 @@
 """The saved plan makes a folder belong to a recipe; every other recipe is refused with what differs."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,22 @@ import msgspec
 import pytest
 from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
 
+from fwconvert import records, run_manifest
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
 from fwconvert.folder import RunFolder
-from fwconvert.saved_plan import read_plan, refuse_other_recipe, save_plan
+from fwconvert.receipt import Counts, Receipt, Tail
+from fwconvert.saved_plan import adopt, read_plan, save_plan
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Return the folder of a run of RECIPE."""
+    """Return the folder of a run of RECIPE in which something was made."""
     folder = RunFolder(tmp_path / "out")
     folder.make()
     save_plan(folder, RECIPE)
+    (folder.path / "edu_fineweb_train_00000_000.bin").write_bytes(b"tokens")
+    (folder.receipts / "a.json").write_bytes(b"a receipt that cannot be read is one, too")
     return folder
 
 
@@ -56,17 +61,52 @@ def test_a_plan_follows_the_size_of_a_source_that_nobody_pinned(folder: RunFolde
 
 def test_the_same_recipe_is_let_in_and_nothing_is_written(folder: RunFolder) -> None:
     before = state(folder)
-    refuse_other_recipe(folder, RECIPE)
-    refuse_other_recipe(folder, recipe_with(name="the display name does not count"))
+    assert adopt(folder, RECIPE) == RECIPE
+    adopt(folder, recipe_with(name="the display name does not count"))
 
     assert state(folder) == before
 
 
-@pytest.mark.parametrize("field", RULES.__struct_fields__)
+def test_a_folder_keeps_the_digits_that_it_has(folder: RunFolder) -> None:
+    # They once followed from sizes: a source that was mended gave others.
+    wanted = Recipe(SOURCE, rules_with(block_digits=4))
+
+    assert adopt(folder, wanted) == RECIPE
+    assert adopt(folder, wanted).recipe_id == RECIPE.recipe_id
+
+
+def test_a_folder_keeps_the_id_that_the_words_of_a_command_line_once_gave(folder: RunFolder) -> None:
+    plan = json.loads(folder.plan.read_bytes())
+    plan["recipe"]["rules"]["last"] = "keep"
+    files = [[FIRST.path, 10, FIRST.sha256], [SECOND.path]]
+    text = json.dumps(["some/dataset", "main", files, plan["recipe"]["rules"]], separators=(",", ":"))
+    plan["recipe_id"] = written_out = hashlib.sha256(text.encode()).hexdigest()
+    folder.plan.write_text(json.dumps(plan))
+
+    assert written_out != RECIPE.recipe_id
+    assert read_plan(folder).recipe_id == written_out
+    assert adopt(folder, RECIPE).recipe_id == written_out
+    save_plan(folder, RECIPE)
+    assert read_plan(folder).recipe_id == written_out
+
+
+def test_a_folder_in_which_nothing_was_made_belongs_to_nobody(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.make()
+    save_plan(folder, recipe_with(revision="a first try"))
+    (folder.quarantine / "job.json").write_bytes(b"why it failed")
+
+    save_plan(folder, RECIPE)
+
+    assert read_plan(folder) == RECIPE
+    assert not any(folder.quarantine.iterdir()), "what failed was of another recipe"
+
+
+@pytest.mark.parametrize("field", [name for name in RULES.__struct_fields__ if name != "block_digits"])
 def test_a_recipe_with_another_rule_is_refused_with_both_values(folder: RunFolder, field: str) -> None:
     before = state(folder)
     with pytest.raises(UsageError) as caught:
-        refuse_other_recipe(folder, Recipe(SOURCE, rules_with(**{field: CHANGED_RULES[field]})))
+        adopt(folder, Recipe(SOURCE, rules_with(**{field: CHANGED_RULES[field]})))
 
     told = [line.split() for line in str(caught.value).splitlines()]
     words = field.split("_")
@@ -101,7 +141,7 @@ def test_a_recipe_with_other_sources_is_refused_with_what_differs(
     folder: RunFolder, changes: dict[str, Any], wanted: list[str]
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_other_recipe(folder, recipe_with(**changes))
+        adopt(folder, recipe_with(**changes))
 
     differences = [line for line in str(caught.value).splitlines() if "source" in line]
     assert differences
@@ -112,10 +152,38 @@ def test_a_recipe_with_other_sources_is_refused_with_what_differs(
 def test_a_plan_that_cannot_be_read_is_not_overlooked(folder: RunFolder, spoil: bytes) -> None:
     folder.plan.write_bytes(spoil)
 
+    (folder.receipts / "a.json").write_bytes(records.encode(receipt_of("another recipe")))
     with pytest.raises(ManifestError, match=r"plan\.json"):
-        refuse_other_recipe(folder, RECIPE)
+        adopt(folder, RECIPE)
     with pytest.raises(ManifestError, match=r"plan\.json"):
         read_plan(folder)
+
+
+@pytest.mark.parametrize("spoil", [b"", b"{}", None])
+def test_a_plan_that_is_lost_is_made_again_if_the_receipts_fit(
+    folder: RunFolder, spoil: bytes | None
+) -> None:
+    folder.plan.unlink() if spoil is None else folder.plan.write_bytes(spoil)
+    (folder.receipts / "a.json").write_bytes(records.encode(receipt_of(RECIPE.recipe_id)))
+
+    save_plan(folder, RECIPE)
+
+    assert read_plan(folder) == RECIPE
+
+
+def test_a_plan_that_is_lost_is_known_from_the_run_manifest(folder: RunFolder) -> None:
+    run_manifest.write(folder, run_manifest.build(RECIPE, {}, {}, (), complete=False))
+    (folder.receipts / "a.json").write_bytes(records.encode(receipt_of(RECIPE.recipe_id)))
+    folder.plan.unlink()
+
+    assert read_plan(folder).recipe_id == RECIPE.recipe_id
+    with pytest.raises(UsageError, match="another recipe"):
+        adopt(folder, recipe_with(revision="other"))
+
+
+def receipt_of(recipe_id: str) -> Receipt:
+    counts, tail = Counts(0, 0, 0, 0, 0, 0), Tail(0, 0, 0, "", 0, "")
+    return Receipt(recipe_id, FIRST.path, 10, "", 0, counts, (), tail, "session")
 
 
 def test_a_plan_whose_recipe_does_not_fit_its_id_is_not_believed(folder: RunFolder) -> None:
@@ -135,11 +203,11 @@ def test_a_folder_without_a_plan_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_new_or_an_empty_or_a_lived_in_folder_is_let_in(tmp_path: Path) -> None:
-    refuse_other_recipe(RunFolder(tmp_path / "missing"), RECIPE)
-    refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+    adopt(RunFolder(tmp_path / "missing"), RECIPE)
+    adopt(RunFolder(tmp_path), RECIPE)
     for name in ("notes.txt", "other_train_000001.bin", "edu_fineweb_train.txt"):
         (tmp_path / name).write_bytes(b"")
-    refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+    adopt(RunFolder(tmp_path), RECIPE)
 
     assert not (tmp_path / "missing").exists()
 
@@ -149,7 +217,7 @@ def test_a_folder_with_shards_of_something_else_is_refused(tmp_path: Path, name:
     (tmp_path / name).write_bytes(b"precious")
 
     with pytest.raises(UsageError, match=name):
-        refuse_other_recipe(RunFolder(tmp_path), RECIPE)
+        adopt(RunFolder(tmp_path), RECIPE)
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
@@ -157,12 +225,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(UsageError, match="file, not a folder"):
-        refuse_other_recipe(RunFolder(tmp_path / "file"), RECIPE)
+        adopt(RunFolder(tmp_path / "file"), RECIPE)
 
 
 def test_a_folder_with_an_impossible_name_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(FwconvertError):
-        refuse_other_recipe(RunFolder(tmp_path / ("x" * 300)), RECIPE)
+        adopt(RunFolder(tmp_path / ("x" * 300)), RECIPE)
 
 
 def test_a_recipe_survives_its_way_through_json() -> None:

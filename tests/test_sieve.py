@@ -1,6 +1,8 @@
 """Rows are chosen as Python would choose them, row by row, with SQL's rule for null."""
 
+import json
 import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import runner
 from examples import rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
@@ -330,7 +333,7 @@ def test_a_file_without_rows_must_have_the_columns_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "column",
-    [pa.array([[1]]), pa.array([{"a": 1}]), pa.array([b"x"]), pa.array([1], pa.timestamp("s"))],
+    [pa.array([[1]]), pa.array([{"a": 1}]), pa.array([b"x"], pa.binary(1)), pa.array([1], pa.timestamp("s"))],
 )
 def test_a_column_of_another_kind_is_refused(tmp_path: Path, column: pa.Array) -> None:
     path = tmp_path / "a.parquet"
@@ -356,6 +359,73 @@ def test_text_that_is_not_utf_8_is_refused_where_the_filter_reads_it(tmp_path: P
 
     with pytest.raises(SourceError, match=r"UTF-?8"):
         sieved(path, "len(c) == 1")
+
+
+TEXTS = ["ab", None, "äöü€", "", "b" * 600]
+TEXT_KINDS = [
+    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()),
+    pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary()),
+]  # fmt: skip
+
+
+def documents_of(out: Path, *words: str) -> int:
+    """Convert by the command line, twice; return how many documents there are."""
+    for _ in range(2):
+        ended = runner.run(out.parent / "source", out, "--quiet", *words, tokenizer="bytes", workers=1)
+        runner.assert_tidy_end(ended, 0)
+    return int(json.loads((out / "manifest.json").read_text())["headline"]["documents"])
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS, ids=str)
+def test_a_filter_takes_every_kind_of_text_that_the_text_column_may_have(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
+    encoded = [one if one is None or "string" in str(kind) else one.encode() for one in TEXTS]
+    column = pa.array(encoded, getattr(kind, "value_type", kind)).cast(kind)
+    table = pa.table({"text": column, "other": ["b", "b", "b", "b", "b"]})
+    (tmp_path / "source").mkdir()
+    pq.write_table(table, tmp_path / "source/a.parquet")
+
+    each = [
+        "len(text) > 500",
+        "len(text) == 4 and contains(text, 'ö')",
+        "text in ('ab', 'c') and text < other",
+    ]
+    assert documents_of(tmp_path / "out", "--where", " or ".join(each)) == 3
+
+
+@pytest.mark.parametrize("column", ["text", "other"])
+def test_bytes_that_are_not_utf_8_fail_their_source_alone(column: str, tmp_path: Path) -> None:
+    for name, content in (("a", b"fine"), ("b", b"\xff\xfe")):
+        values = {"text": [b"one"], "other": [b"two"]} | {column: [content]}
+        (tmp_path / "source").mkdir(exist_ok=True)
+        pq.write_table(pa.table(values), tmp_path / f"source/{name}.parquet")
+
+    for _ in range(2):
+        ended = runner.run(tmp_path / "source", tmp_path / "out", "--quiet", "--where", "len(other) < 9")
+        runner.assert_tidy_end(ended, 1)
+        assert "b.parquet failed" in ended.stderr
+        assert re.search("UTF-?8", ended.stderr)
+    head = json.loads((tmp_path / "out/manifest.json").read_text())["headline"]
+    assert (head["jobs"], head["jobs_done"], head["documents"]) == (2, 1, 1)
+
+
+NULLS = [
+    "x > y", "x == y", "x != y", "x < y < 3", "3 > x >= y", "x == 'a'", "x == 1", "x == True", "x + y > 3",
+    "-x < y", "x / y > 0", "len(x) > len(y)", "x in ('a', 'b')", "contains(x, 'a')", "x and y", "not x", "x",
+    "other > x", "x is not None",
+]  # fmt: skip
+
+
+def test_columns_without_a_type_are_null_wherever_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    table = pa.table({"text": ["one", "two"], "x": pa.nulls(2), "y": pa.nulls(2), "other": ["a", "b"]})
+    pq.write_table(table, tmp_path / "source/a.parquet")
+
+    joined = " or ".join(f"({text})" for text in NULLS)
+    assert documents_of(tmp_path / "none", "--where", joined) == 0
+    assert documents_of(tmp_path / "one", "--where", f"other == 'a' or {joined}") == 1
+    assert documents_of(tmp_path / "all", "--where", f"({NULLS[0]}) is None and x is None") == 2
 
 
 def test_only_the_columns_that_are_asked_for_are_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

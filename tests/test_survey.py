@@ -1,5 +1,6 @@
 """What of a run can be believed: a real run, damaged in one place at a time."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import pytest
 
 from fwconvert import names, receipt, session
 from fwconvert.config import Options, Recipe
+from fwconvert.errors import Stopped
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt
 from fwconvert.request import make_recipe
 from fwconvert.run import convert
-from fwconvert.survey import Survey, survey
+from fwconvert.survey import Look, Survey, survey
 
 # Documents of these many tokens (the text and its EOT), and what becomes of them in shards of 100 tokens:
 SOURCES = {
@@ -35,7 +37,7 @@ class Run:
     recipe: Recipe
 
     def look(self, unclean: set[str] | None = None) -> Survey:
-        return survey(self.folder, self.recipe, unclean or set())
+        return survey(self.folder, self.recipe, Look(frozenset(unclean or ())))
 
     @property
     def session(self) -> str:
@@ -172,7 +174,7 @@ def test_looking_changes_nothing(finished: Run) -> None:
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path: Path) -> None:
-    assert survey(RunFolder(tmp_path / "missing"), finished.recipe, set()) == Survey()
+    assert survey(RunFolder(tmp_path / "missing"), finished.recipe) == Survey()
 
 
 @visible
@@ -207,13 +209,52 @@ def test_damage_that_no_size_shows_is_noticed_after_a_session_was_cut_off(finish
     assert any("sha256" in problem for problem in found.problems)
 
 
-def test_files_of_a_session_that_ended_cleanly_are_trusted_by_their_size(finished: Run) -> None:
+def test_a_file_that_was_written_to_after_its_receipt_is_hashed(finished: Run) -> None:
     flip_last_bit(finished.folder.shard("edu_fineweb_train_00003_000.bin"))
 
     found = finished.look({"another session"})
 
-    assert set(found.jobs) == set(SOURCES)
-    assert found.problems == []
+    assert_withdrawn(found, finished, {"d.parquet"}, "edu_fineweb_train_00003_000.bin")
+
+
+def test_a_file_that_is_only_newer_than_its_receipt_is_found_right(finished: Run) -> None:
+    shard = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    shard.touch()
+
+    found = finished.look()
+
+    assert (found.problems, set(found.jobs)) == ([], set(SOURCES))
+    assert found.proven == {finished.receipt("d.parquet"): shard.stat().st_mtime_ns}
+
+
+def test_damage_that_neither_size_nor_time_shows_is_noticed_if_everything_is_hashed(finished: Run) -> None:
+    shard = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    before = shard.stat()
+    flip_last_bit(shard)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert finished.look().problems == []
+    found = survey(finished.folder, finished.recipe, Look(everything=True))
+    assert_withdrawn(found, finished, {"d.parquet"}, shard.name)
+
+
+def test_hashing_stops_when_somebody_wants_it_to(finished: Run) -> None:
+    def stop(_hashed: int, everything: int) -> None:
+        assert everything > 0
+        raise Stopped("enough")
+
+    with pytest.raises(Stopped, match="enough"):
+        survey(finished.folder, finished.recipe, Look(everything=True, tick=stop))
+
+
+def test_hashing_tells_how_far_it_is(finished: Run) -> None:
+    told: list[tuple[int, int]] = []
+    survey(finished.folder, finished.recipe, Look(everything=True, tick=lambda *far: told.append(far)))
+    sizes = [path.stat().st_size for path in finished.folder.path.rglob("edu_fineweb_*") if path.is_file()]
+
+    assert told
+    assert max(everything for _, everything in told) <= sum(sizes)
+    assert all(hashed <= everything for hashed, everything in told)
 
 
 @visible
@@ -288,7 +329,7 @@ def test_a_damaged_receipt_is_withdrawn_and_named(finished: Run, spoil: bytes) -
 def test_a_receipt_of_another_recipe_is_withdrawn(finished: Run) -> None:
     other = Recipe(finished.recipe.source, msgspec.structs.replace(finished.recipe.rules, shard_tokens=101))
 
-    found = survey(finished.folder, other, set())
+    found = survey(finished.folder, other)
 
     assert found.jobs == {}
     assert found.joins == {}

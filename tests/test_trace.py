@@ -172,6 +172,39 @@ def test_show_prints_a_document_of_the_run(run: Path, capsys: pytest.CaptureFixt
     assert "<|endoftext|>of b" in shown
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("limit", [14, 25, 29, 30])
+def test_the_document_that_a_limit_cuts_is_traced_to_its_row(side: str, limit: int, tmp_path: Path) -> None:
+    """Documents of 13 and 17 tokens: the second has its first token, its text, or all but its separator."""
+    write(tmp_path / "source/a.parquet", ["twelve bytes", None, "and sixteen more"])
+    words = {"limit_tokens": limit, "eot": side, "tokenizer": "bytes", "val_tokens": 0, "workers": 1}
+    runner.assert_tidy_end(runner.run(tmp_path / "source", tmp_path / "run", **words), 0)
+    for offset in (12, 13, limit - 1):
+        ended = runner.command_line("trace", tmp_path / "run", f"train:{offset}", "--json")
+        runner.assert_tidy_end(ended, 0)
+        found = json.loads(ended.stdout)
+        row, start = (0, 0) if offset < 13 else (2, 13)
+        assert (found["missing"], found["row"], found["position"]) == ("", row, offset - start)
+        assert found["url"] == f"https://example.org/a/{row}"
+        whole = row == 0 or limit == 30
+        assert found["document_tokens"] == ((13 if row == 0 else 17) if whole else None)
+        first, had = (
+            ("twelve bytes", 12) if row == 0 else ("and sixteen more", limit - 13 - (side == "before"))
+        )
+        assert found["first_words"] == first[:had]
+    last = runner.command_line("show", tmp_path / "run", "--document", "2").stdout
+    assert ("(it may not end here)" in last) == (limit < 30)
+
+
+def test_a_cut_document_of_another_source_is_not_believed(tmp_path: Path) -> None:
+    write(tmp_path / "source/a.parquet", ["twelve bytes", None, "and sixteen more"])
+    words = {"limit_tokens": 20, "tokenizer": "bytes", "val_tokens": 0, "workers": 1}
+    runner.assert_tidy_end(runner.run(tmp_path / "source", tmp_path / "run", **words), 0)
+    write(tmp_path / "source/a.parquet", ["twelve bytes", None, "Xnd sixteen more"])
+    found = json.loads(runner.command_line("trace", tmp_path / "run", "train:19", "--json").stdout)
+    assert "has another text" in found["missing"]
+
+
 @pytest.mark.parametrize("words", [[], ["train", "--document", "1"]])
 def test_show_wants_a_shard_or_a_document(
     words: list[str], run: Path, capsys: pytest.CaptureFixture[str]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert import zipped
+from fwconvert import process, zipped
 from fwconvert.atomic import Output
-from fwconvert.errors import ShardError
+from fwconvert.errors import ShardError, Stopped
 
 CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()
 
@@ -36,6 +36,22 @@ def test_what_is_zipped_comes_back(content: bytes, tmp_path: Path) -> None:
 
 def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
     assert len({frame(tmp_path, threads=threads).read_bytes() for threads in (0, 1, 2, 5)}) == 1
+
+
+def test_a_wish_to_stop_is_obeyed_while_a_large_shard_is_zipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = [0] * process.BOARD_SIZE
+    monkeypatch.setattr(process, "board", board)
+    path = frame(tmp_path, bytes(5 * zipped.STEP))
+    assert board[process.BEAT] >= 5, "each step is a sign of life"
+    board[process.BEAT] = 0
+    zipped.unzip(path, 5 * zipped.STEP)
+    assert board[process.BEAT] > 0
+
+    board[process.STOP] = 1
+    with pytest.raises(Stopped):
+        frame(tmp_path)
 
 
 def test_the_zstd_command_reads_it(tmp_path: Path) -> None:

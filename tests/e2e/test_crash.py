@@ -142,7 +142,7 @@ def test_a_run_killed_in_its_first_half_and_again_in_its_second_goes_on_to_equal
 
 
 @pytest.mark.parametrize("joining", [False, True], ids=["while converting", "while joining"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_cleanly_and_the_run_goes_on_to_equal_bytes(
     number: signal.Signals, joining: bool, golden: Undisturbed, stream: Undisturbed, tmp_path: Path
 ) -> None:
@@ -176,6 +176,24 @@ def test_a_signal_while_workers_start_is_no_traceback(golden: Undisturbed, tmp_p
         runner.assert_tidy_end(finish(process), 130)
     logs = [path.read_text() for path in tmp_path.glob(f"{runner.PRIVATE}/logs/*")]
     assert not any("Traceback" in log for log in logs)
+
+
+def test_a_lost_terminal_means_nothing_to_a_run_under_nohup(golden: Undisturbed, tmp_path: Path) -> None:
+    line = ["nohup", *runner.command(golden.sources, tmp_path / "o", **golden.recipe)]
+    with subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(runner.REPOSITORY)},
+    ) as process:
+        wait_until(lambda: steps(tmp_path / "o") >= 1, process)
+        assert process.poll() is None, "the run was quicker than the signal"
+        os.killpg(process.pid, signal.SIGHUP)
+        runner.assert_tidy_end(finish(process), 0)
+    assert tree(tmp_path / "o") == golden.tree
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import runner
 from runner import PRIVATE, litter, shards, state, tree
 
 from fwconvert.errors import UsageError
+from fwconvert.verify import verify
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
 
@@ -369,6 +370,22 @@ def test_a_full_disk_for_logs_is_not_blamed_on_a_job(
 
 
 @linux_only
+def test_a_full_folder_for_temporary_files_does_not_matter(
+    golden: Undisturbed,
+    small_disk: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("gigatoken", reason="gigatoken, which wants a file to read from, is not installed")
+    recipe, flags = {**RECIPE, "tokenizer": "gpt2"}, ("--encoder", "fast")
+    runner.assert_tidy_end(runner.run(golden.sources, tmp_path / "wanted", *flags, **recipe), 0)
+
+    monkeypatch.setenv("TMPDIR", str(small_disk("size=64k")))
+    runner.assert_tidy_end(runner.run(golden.sources, tmp_path / "out", *flags, **recipe), 0)
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+@linux_only
 def test_a_disk_that_is_too_small_is_refused_with_the_numbers(
     golden: Undisturbed, small_disk: Callable[[str], Path]
 ) -> None:
@@ -442,6 +459,75 @@ def test_a_worker_that_does_nothing_is_ended_and_its_job_done_by_another(
     runner.assert_tidy_end(ended, 0)
     assert tree(out) == golden.tree
     assert "no progress" in ended.stderr
+
+
+def unfinished(out: Path, kind: str) -> set[Path]:
+    """Return the files under construction of sources or of joined shards."""
+    return set((out / PRIVATE / "temporary").glob(f"{kind}*"))
+
+
+@linux_only
+@pytest.mark.parametrize("kind", ["large.parquet", "edu_fineweb_train"], ids=["of a source", "of a join"])
+def test_what_an_ended_worker_had_begun_is_removed_at_once(kind: str, tmp_path: Path) -> None:
+    """A second try needs the room; until the end of the session may be days."""
+    out = tmp_path / "out"
+    source = corpus.write(tmp_path / "large.parquet", corpus.documents(0, 2000) * 40)
+    flags = ("--stall-timeout", "10", "--layout", "contiguous")
+    with runner.running(source, out, *flags, workers=1, tokenizer="bytes") as process:
+        runner.wait_until(lambda: unfinished(out, kind), process)
+        (worker,) = runner.workers(process)
+        worker.suspend()
+        runner.wait_until(lambda: worker.status() == psutil.STATUS_STOPPED, process)
+        begun = unfinished(out, kind)
+        assert begun, "it was quicker than the test"
+
+        runner.wait_until(lambda: unfinished(out, kind) - begun, process)
+        for another in runner.workers(process):
+            another.suspend()
+        again = unfinished(out, kind)
+        assert again - begun, "the second try was quicker than the test"
+        assert not again & begun
+        for another in runner.workers(process):
+            another.resume()
+        ended = runner.finish(process)
+    runner.assert_tidy_end(ended, 0)
+    assert "no progress" in ended.stderr
+
+
+def slow_down(worker: psutil.Process, *, part: float, until: Callable[[], object]) -> None:
+    """Give a process only a part of the time of a processor, as on a machine that has little of it."""
+
+    def used() -> float:
+        times = worker.cpu_times()
+        return float(times.user + times.system)
+
+    with suppress(psutil.NoSuchProcess):
+        while not until():
+            worker.suspend()
+            before, now = used(), time.monotonic()
+            time.sleep(0.2)
+            worker.resume()
+            while used() - before < (time.monotonic() - now) * part and not until():
+                time.sleep(0.002)
+        worker.resume()
+
+
+@linux_only
+def test_a_worker_that_takes_long_to_compress_is_not_taken_for_one_that_does_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [f"{number * 7919 % 100_003} {number} " for number in range(5_000_000)]
+    texts = ["".join(words[at : at + 50_000]) for at in range(0, len(words), 50_000)]
+    source = corpus.write(tmp_path / "large.parquet", texts, compression="zstd")
+    choices = {"tokenizer": "bytes", "format": "raw", "compress": "zstd", "val_tokens": 0, "threads": 1}
+    with runner.running(source, out, "--stall-timeout", "5", workers=1, **choices) as process:
+        # Its tokens, its index, and then its tokens compressed.
+        runner.wait_until(lambda: len(unfinished(out, "train.bin")) > 2, process)
+        (worker,) = runner.workers(process)
+        slow_down(worker, part=0.05, until=lambda: len(unfinished(out, "train.bin")) <= 2)
+        ended = runner.finish(process)
+    runner.assert_tidy_end(ended, 0)
+    assert "no progress" not in ended.stderr
+    assert verify(out).ok
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")

@@ -42,6 +42,22 @@ def test_a_run_is_served_while_it_is_made_as_it_is_when_it_is_done(
     assert served == rows(Loader(out, **SERVED))
 
 
+@pytest.mark.parametrize("there", ["no folder", "an empty folder"])
+def test_a_loader_may_start_before_the_run_that_it_follows(source: Path, tmp_path: Path, there: str) -> None:
+    out = tmp_path / "new" / "out"
+    if there == "an empty folder":
+        out.mkdir(parents=True)
+    served: list[list[int]] = []
+    reader = threading.Thread(target=lambda: served.extend(rows(following(out))))
+    reader.start()
+    reader.join(1)
+    assert reader.is_alive(), "it did not wait"
+    runner.assert_tidy_end(runner.run(source, out, workers=1, **CHOICES), 0)
+    reader.join(60)
+
+    assert served == rows(Loader(out, **SERVED)) != []
+
+
 def test_a_shard_that_the_join_takes_in_is_served_once(tmp_path: Path) -> None:
     source, out = corpus.equal_sources(tmp_path / "source", files=2, rows=12), tmp_path / "out"
     bad = source / "02.parquet"

@@ -20,7 +20,18 @@ import psutil
 import pytest
 import runner
 from hub_faults import nobody
-from hub_runs import Miniature, assert_whole, bodies, conversion, ranges, receipts, run, running, sources
+from hub_runs import (
+    Miniature,
+    assert_whole,
+    bodies,
+    conversion,
+    place_name,
+    ranges,
+    receipts,
+    run,
+    running,
+    sources,
+)
 from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end
 
@@ -116,9 +127,47 @@ def test_few_sources_are_on_the_disk_at_a_time_and_the_log_says_what_limits_the_
     assert_whole(mini, tmp_path)
     assert 2 <= watch.files <= 3
     assert 0 < watch.bytes <= 3 * max(file.bytes for file in mini.manifest.files)
-    lines = [line for line in ended.stderr.splitlines() if " jobs " in line and "convert " in line]
+    lines = logged(ended.stderr)
     assert lines
     assert all("fetching " in line and "limit: " in line for line in lines)
+
+
+def logged(said: str) -> list[str]:
+    """Return the lines that tell how far a conversion is, the last of them what it came to."""
+    return [line for line in said.splitlines() if " jobs " in line and "convert " in line]
+
+
+def test_a_slow_network_is_what_limited_the_run_in_the_end(mini: Miniature, tmp_path: Path) -> None:
+    flags = ("--prefetch", "2", "--max-fetches", "2")
+    with HubServer(mini.repository, rate=300_000) as hub:
+        ended = run(conversion(mini.pinned, tmp_path, *flags), hub.endpoint)
+    assert_tidy_end(ended, 0)
+    assert "limit: network" in logged(ended.stderr)[-1]
+
+
+@pytest.mark.parametrize("prefetch", ["2", "20"])
+def test_a_network_that_is_gone_is_what_limits_the_run(
+    prefetch: str, mini: Miniature, hub: HubServer, tmp_path: Path
+) -> None:
+    hub.fault("status", path=mini.names[5], status=503, times=None)
+    words = conversion(mini.pinned, tmp_path, "--patience", "3", "--prefetch", prefetch)
+    ended = run(words, hub.endpoint)
+    assert_tidy_end(ended, 1)
+    assert "nothing has come from the hub" in ended.stderr
+    assert "limit: network" in logged(ended.stderr)[-1]
+
+
+def test_a_slow_worker_is_what_limits_the_run(mini: Miniature, hub: HubServer, tmp_path: Path) -> None:
+    # Should the line never come, the worker is ended for doing nothing, and so is the test.
+    words = conversion(mini.pinned, tmp_path, "--stall-timeout", "20")
+    with running(words, hub.endpoint) as process:
+        hub_runs.wait_for(lambda: runner.workers(process), process)
+        (worker,) = runner.workers(process)
+        worker.suspend()
+        assert process.stderr is not None
+        lines = (line for line in process.stderr if " jobs " in line)
+        next(lines)  # At the beginning some may have come or not; five seconds later all have.
+        assert "limit: workers" in next(lines)
 
 
 def test_the_first_file_is_converted_before_the_last_is_asked_for(
@@ -202,7 +251,7 @@ def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
     assert seconds < 5
 
 
-def test_kept_sources_are_used_without_a_network_and_fetched_again_if_damaged(
+def test_kept_sources_are_used_without_a_network_fetched_if_missing_and_never_replaced(
     mini: Miniature, nowhere: str, tmp_path: Path
 ) -> None:
     kept = tmp_path / "kept"
@@ -224,8 +273,18 @@ def test_kept_sources_are_used_without_a_network_and_fetched_again_if_damaged(
     flipped.write_bytes(content)
     os.truncate(cut, cut.stat().st_size - 1)
     removed.unlink()
+    before = [(path.stat().st_mtime_ns, path.read_bytes()) for path in (flipped, cut)]
+    words = conversion(mini.pinned, tmp_path / "mended", *keep)
     with HubServer(mini.repository) as hub:
-        assert_tidy_end(run(conversion(mini.pinned, tmp_path / "mended", *keep), hub.endpoint), 0)
+        ended = run(words, hub.endpoint)
+        assert_tidy_end(ended, 1)
+        assert [(path.stat().st_mtime_ns, path.read_bytes()) for path in (flipped, cut)] == before
+        assert hub_runs.quarantined(tmp_path / "mended") == [flipped.name, cut.name]
+        for path in (flipped, cut):
+            assert str(path) in reason(ended.stderr, path.name)
+            assert "move it away" in reason(ended.stderr, path.name)
+            path.unlink()
+        assert_tidy_end(run(words, hub.endpoint), 0)
         fetched = sum(seen.bytes for seen in bodies(hub.log))
     assert fetched == sum(path.stat().st_size for path in (flipped, cut, removed))
     assert_kept(mini, kept)
@@ -292,7 +351,7 @@ def test_a_network_that_goes_costs_nothing_that_has_come(mini: Miniature, tmp_pa
     assert_tidy_end(ended, 1)
     assert "nothing has come from the hub" in ended.stderr
     assert "run the same command again" in ended.stderr
-    done = {f"{mini.sha256(name)}.parquet" for name in receipts(tmp_path)}
+    done = {place_name(f"{hub_runs.FOLDER}/{name}") for name in receipts(tmp_path)}
     assert come <= done
     assert whole(tmp_path) == set()
     assert hub_runs.quarantined(tmp_path) == []
@@ -325,7 +384,7 @@ def test_what_comes_while_another_file_is_out_of_reach_is_converted(
         ended = runner.finish(process)
     assert_tidy_end(ended, 1)
     assert "refuses with 403" in ended.stderr
-    assert come <= {f"{mini.sha256(name)}.parquet" for name in receipts(tmp_path)}
+    assert come <= {place_name(f"{hub_runs.FOLDER}/{name}") for name in receipts(tmp_path)}
     assert whole(tmp_path) == set()
 
 

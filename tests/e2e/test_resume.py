@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import corpus
 import pytest
 import runner
+from hostile import InlineEngine
 from runner import PRIVATE, Notices, cut_off, litter, state, tree
 
-from fwconvert import FwconvertError
+import fwconvert
 from fwconvert.errors import UsageError
+from fwconvert.receipt import JoinReceipt
+from fwconvert.watching import StopSwitch
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 3000}
 
@@ -246,9 +250,78 @@ def test_an_output_that_is_a_file_is_refused(golden: Finished, tmp_path: Path) -
     assert path.read_text() == "mine"
 
 
-def test_a_damaged_plan_is_no_licence_to_start_over(out: Path, golden: Finished) -> None:
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("{}")], ids=["lost", "damaged"])
+def test_a_plan_that_is_lost_is_made_again_from_the_other_records(
+    out: Path, golden: Finished, spoil: Callable[[Path], object]
+) -> None:
+    plan = out / PRIVATE / "plan.json"
+    whole, before = plan.read_bytes(), runner.tree(out)
+    spoil(plan)
+
+    for words in (["status", str(out)], ["verify", str(out)]):
+        assert runner.command_line(*words).returncode == 0
+    runner.assert_tidy_end(runner.run(golden.sources, out, **RECIPE), 0)
+    assert plan.read_bytes() == whole
+    assert runner.tree(out) == before
+
+
+def test_a_damaged_plan_is_no_licence_for_another_recipe(out: Path, golden: Finished) -> None:
     (out / PRIVATE / "plan.json").write_text("{}")
     before = state(out)
-    with pytest.raises(FwconvertError, match=r"plan\.json"):
-        runner.convert(golden.sources, out, **RECIPE)
+    ended = runner.run(golden.sources, out, **{**RECIPE, "shard_tokens": 777})
+    runner.assert_tidy_end(ended, 2)
+    assert "shard tokens in folder" in ended.stderr
     assert state(out) == before
+
+
+class Slow(InlineEngine):
+    """Has done every order when somebody asks, and tells it of joined shards when it is to stop."""
+
+    slots = 100
+
+    def __init__(self, *_: object) -> None:
+        self.waiting: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, order: Any) -> "Future[Any]":
+        done, future = super().submit(order).result(), Future[Any]()
+        self.waiting.append((future, done))
+        return future
+
+    def police(self) -> None:
+        if not any(isinstance(done, JoinReceipt) for _, done in self.waiting):
+            self.stop()
+
+    def stop(self) -> None:
+        for future, done in self.waiting:
+            future.set_result(done)
+        self.waiting = []
+
+    kill = stop
+
+
+class StopAtTheJoin(Notices):
+    """Asks to stop while the last joined shard is being made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switch = StopSwitch()
+
+    def update(self, snapshot: Any) -> None:
+        if snapshot.phase == "join":
+            self.switch.ask()
+
+
+def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(
+    golden: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fwconvert.run.LocalEngine", Slow)
+    recipe, root = fwconvert.make_recipe(source=str(golden.sources), **RECIPE)
+    observer = StopAtTheJoin()
+
+    result = fwconvert.convert(
+        recipe, fwconvert.Options(out=tmp_path / "out", root=root), observer, observer.switch
+    )
+
+    assert observer.switch.asked
+    assert (result.complete, result.stopped) == (True, False)
+    assert tree(tmp_path / "out") == golden.tree

@@ -309,7 +309,9 @@ def test_a_file_beside_a_shard_that_is_not_in_the_manifest_is_told(
     (out / extra).write_bytes(b"x")
 
     found = verify(out).problems
-    assert [(problem.file, problem.what) for problem in found] == [(extra, "is not in the run manifest")]
+    assert [(problem.file, problem.what) for problem in found] == [
+        (extra, "is not of this run, though a trainer would take it for a file of it")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["megatron", "datatrove"])

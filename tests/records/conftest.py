@@ -1,5 +1,6 @@
 """The runs that are spoilt, and who reads their records."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import runner
 from hostile import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
 
 from fwconvert import catalog, receipt, records, run_manifest, saved_plan, session, shard
+from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt
 
 
@@ -55,17 +57,21 @@ def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
     token_shard = min(done.out.glob("*.bin"))
     index = folder.shard_index(token_shard.name)
 
+    alone = RunFolder(base / "alone")  # Beside other records a plan is made again from them.
+    alone.make()
+    shutil.copy(folder.plan, alone.plan)
+
     def read_plan() -> object:
-        saved_plan.refuse_other_recipe(folder, recipe)
-        saved_plan.known_sources(folder, recipe)
-        return saved_plan.read_plan(folder)
+        saved_plan.adopt(alone, recipe)
+        saved_plan.known_sources(alone, recipe)
+        return saved_plan.read_plan(alone)
 
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "source manifest": (manifest, lambda: catalog.find(str(manifest))),
         "receipt": (job, lambda: receipt.read(job, Receipt, recipe.recipe_id)),
         "join receipt": (join, lambda: receipt.read(join, JoinReceipt, recipe.recipe_id)),
         "quarantine record": (quarantined, lambda: records.read(quarantined, Quarantined)),
-        "plan": (folder.plan, read_plan),
+        "plan": (alone.plan, read_plan),
         "session": (next(folder.sessions.iterdir()), lambda: session.all_of(folder)),
         "run manifest": (folder.manifest, lambda: run_manifest.read(folder)),
         "token shard": (token_shard, lambda: shard.read_tokens(token_shard, "uint16").tobytes()),

@@ -1,0 +1,61 @@
+"""Whether the fast encoder works is tried in a process of its own, whatever becomes of that."""
+
+import importlib.resources
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fwconvert import trial
+from fwconvert.engine import call_apart
+from fwconvert.vocabulary import find, read_table
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
+def test_the_fast_encoder_passes_where_it_works(name: str) -> None:
+    pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
+
+    assert trial.why_fast_fails(find(name)) == ""
+
+
+def test_the_table_of_the_trial_is_the_beginning_of_a_real_one() -> None:
+    table = (importlib.resources.files("fwconvert") / "vocabularies" / "trial.tiktoken").read_bytes()
+
+    assert len(table.splitlines()) == 512
+    assert read_table(find("gpt2"), Path("nowhere")).startswith(table)
+
+
+def quote(word: str) -> str:
+    return f"{word} in {os.getpid()}"
+
+
+def leave(code: int) -> str:
+    os._exit(code)
+
+
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return "awake"
+
+
+def test_what_a_function_returns_in_another_process_comes_back() -> None:
+    word, _, pid = call_apart(quote, "hello", 60).partition(" in ")
+
+    assert word == "hello"
+    assert int(pid) != os.getpid()
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_function_that_ends_its_process_ends_only_that() -> None:
+    assert call_apart(leave, 3, 60) == "its process was ended by exit code 3"
+
+
+def test_a_function_that_never_returns_is_not_waited_for() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+
+    assert call_apart(sleep, 10_000.0, 1) == "no answer in 1 s"
+
+    spawned = [child for child in psutil.Process().children() if child.pid not in before]
+    assert not [child for child in spawned if any("spawn_main" in word for word in child.cmdline())]
