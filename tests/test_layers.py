@@ -47,7 +47,7 @@ ROWS = (
     ),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records", "streams", "typed", "where"),
-    ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "permutation"),
+    ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "files", "permutation"),
 )
 # fmt: on
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}
@@ -109,7 +109,7 @@ def test_a_worker_publishes_its_receipt_and_knows_nothing_of_the_run() -> None:
     assert not everything_below("worker") & above
 
 
-@pytest.mark.parametrize("module", ["errors", "atomic", "process"])
+@pytest.mark.parametrize("module", ["errors", "files", "atomic", "process"])
 def test_the_lowest_rows_need_the_standard_library_alone(module: str) -> None:
     heavy = {*HEAVY, "msgspec", "platformdirs"}
 
@@ -142,7 +142,7 @@ def test_only_one_module_renames_files_into_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr in writing
     }
 
-    assert writers == {"atomic", "blocks", "fast", "folder", "process"}
+    assert writers == {"atomic", "blocks", "fast", "files", "folder", "process"}
 
 
 def test_light_modules_load_nothing_heavy() -> None:

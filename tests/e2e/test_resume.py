@@ -11,8 +11,8 @@ from typing import Any
 import corpus
 import pytest
 import runner
-from hostile import InlineEngine
 from runner import PRIVATE, Notices, cut_off, litter, state, tree
+from spoiled_runs import InlineEngine
 
 import fwconvert
 from fwconvert.errors import UsageError

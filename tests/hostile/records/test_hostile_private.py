@@ -10,8 +10,8 @@ from pathlib import Path
 
 import child
 import pytest
-from hostile import Runs, assert_clean, assert_survived, command, copy_of, linux_only, posix, resumed
 from runner import PRIVATE
+from spoiled_runs import Runs, assert_clean, assert_survived, command, copy_of, linux_only, posix, resumed
 
 from fwconvert import records, shard
 from fwconvert.errors import FwconvertError

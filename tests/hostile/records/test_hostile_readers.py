@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from examples import unhurried
-from hostile import Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spoiled_runs import Reader
 
 import fwconvert
 from fwconvert import records

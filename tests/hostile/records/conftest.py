@@ -7,7 +7,7 @@ from pathlib import Path
 import corpus
 import pytest
 import runner
-from hostile import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
+from spoiled_runs import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
 
 from fwconvert import catalog, receipt, records, run_manifest, saved_plan, session, shard
 from fwconvert.folder import RunFolder

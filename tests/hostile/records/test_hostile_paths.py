@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hostile import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
+from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
 
 from fwconvert import catalog, receipt, records, saved_plan, session
 from fwconvert.errors import ManifestError

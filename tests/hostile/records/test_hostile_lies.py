@@ -11,7 +11,10 @@ import child
 import msgspec
 import pytest
 from examples import unhurried
-from hostile import (
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from runner import PRIVATE
+from spoiled_runs import (
     Ended,
     Reader,
     Runs,
@@ -22,9 +25,6 @@ from hostile import (
     private_folder,
     resumed,
 )
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from runner import PRIVATE
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
