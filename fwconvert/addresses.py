@@ -31,6 +31,11 @@ def shown(address: str) -> str:
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{parts.path}"
 
 
+def is_one(address: str) -> bool:
+    """Tell whether an address makes sense, so that it can be shown."""
+    return shown(address) != _HIDDEN
+
+
 def plain(text: object) -> str:
     """Return what somebody else says, with all addresses in it as `shown`."""
     return _ADDRESS.sub(lambda found: shown(found[0]), str(text))

@@ -221,6 +221,9 @@ class Dataset:
                     reason=plain(error),
                 )
             ) from None
+        except api.httpx.ProtocolError as error:
+            # Behind a colon stands what the server sent.
+            raise Passing(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
         except (api.httpx.HTTPError, api.httpx.StreamError) as error:
             raise Passing(f"{type(error).__name__}: {plain(error) or 'no answer in time'}") from None
 

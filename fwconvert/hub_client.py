@@ -6,6 +6,7 @@ which variables of the environment to look at, tells what it found there, and
 reads that answer without a bound.
 """
 
+import logging
 import os
 from base64 import b64encode
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from fwconvert.addresses import plain, shown
+from fwconvert.addresses import is_one, plain, shown
 from fwconvert.errors import HubError, UsageError, message
 
 _NO_COOKIES = DefaultCookiePolicy(netscape=False, rfc2965=False, allowed_domains=())
@@ -49,20 +50,28 @@ def plain_session() -> Any:
 
 
 def _made(make: Callable[[], Any]) -> Any:
+    reason = "this is the address of no proxy"
     try:
-        made = make()
-    except (ValueError, ImportError, OSError, client().httpx.InvalidURL) as error:
-        raise UsageError(
-            message(
-                "a proxy, or the file with the certificates, cannot be used",
-                "a proxy is like http://proxy.example:3128; socks5://... needs the package socksio, too",
-                reason=plain(error),
-                variables=", ".join(_network_variables()),
-            )
-        ) from None
-    # Each time, since the client throws sessions away.
-    made.cookies.jar.set_policy(_NO_COOKIES)
-    return made
+        if all(map(is_one, _proxies().values())):
+            made = make()
+            # Each time, since the client throws sessions away.
+            made.cookies.jar.set_policy(_NO_COOKIES)
+            return made
+    except (ImportError, OSError) as error:
+        reason = plain(error)
+    except (ValueError, client().httpx.InvalidURL):
+        pass  # What it has to say has a piece of the address in it.
+    raise UsageError(
+        message(
+            "a proxy, or the file with the certificates, cannot be used",
+            "a proxy is like http://proxy.example:3128; socks5://... needs the package socksio, too",
+            reason=reason,
+            variables=", ".join(f"{name}={shown(value)}" for name, value in _proxies().items()),
+            certificates=", ".join(
+                f"{name}={os.environ[name]}" for name in _CERTIFICATES if name in os.environ
+            ),
+        )
+    )
 
 
 @cache
@@ -70,7 +79,7 @@ def client() -> SimpleNamespace:
     """Load the client; return what we use of it."""
     try:
         hub, utils = import_module("huggingface_hub"), import_module("huggingface_hub.utils")
-        return SimpleNamespace(
+        found = SimpleNamespace(
             version=hub.__version__,
             session=utils.get_session,
             constants=hub.constants,
@@ -80,17 +89,26 @@ def client() -> SimpleNamespace:
             get_token=hub.get_token,
             parse_ratelimit_headers=utils.parse_ratelimit_headers,
         )
-    except ValueError as error:
-        # Their values are nobody's business but the user's.
-        named = sorted(name for name in os.environ if name.startswith("HF_"))
+    except ValueError:
+        # What they have in them is nobody's business; and what the error says is a piece of it.
+        variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("HF_"))
+        told = [f"{name}={value}" if name.endswith("_TIMEOUT") else name for name, value in variables]
         raise UsageError(
             message(
                 "a variable HF_... has a value that the hub's client cannot use",
                 "timeouts are whole seconds; HF_ENDPOINT is like https://huggingface.co",
-                reason=plain(error),
-                variables=", ".join(named),
+                variables=", ".join(told),
             )
         ) from None
+    # Who sets HF_DEBUG sees every request, but no signature.
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_secrets)
+    return found
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = plain(record.getMessage()), ()
+    return True
 
 
 def _token() -> str | None:
@@ -128,9 +146,11 @@ def _login(address: str) -> str:
     return "" if found == ":" else found
 
 
-def _network_variables() -> list[str]:
-    proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") and value}
-    named = [
-        f"{name}={shown(value)}" for name, value in sorted(proxies.items()) if name.lower() != "no_proxy"
-    ]
-    return named + [f"{name}={os.environ[name]}" for name in _CERTIFICATES if name in os.environ]
+def _proxies() -> dict[str, str]:
+    """Return the proxies that are set, by the variable."""
+    named = {name: value for name, value in sorted(os.environ.items()) if value}
+    return {
+        name: value if "://" in value else f"http://{value}"
+        for name, value in named.items()
+        if name.lower() in {"http_proxy", "https_proxy", "all_proxy"}
+    }
