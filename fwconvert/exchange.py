@@ -85,7 +85,10 @@ class _Asking(threading.Thread):
         """Begin; raise what is wrong with the address."""
         how = {"timeout": self._seconds, "extensions": {"trace": self._follow}}
         self._request = self._session.build_request("GET", url, headers=headers, **how)
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:
+            raise Passing("this machine has no room for another thread") from None
 
     def response(self) -> Any:
         """Return the answer as soon as its headers are there."""
