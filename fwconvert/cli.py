@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from fwconvert import commands, process
+from fwconvert.addresses import plain
 from fwconvert.config import parse_count
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
@@ -54,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("stopped", 130)
     except Exception as error:  # noqa: BLE001  # a person should not have to read a traceback
         if os.environ.get("FWCONVERT_DEBUG"):
-            note(traceback.format_exc())
-        return _complain(f"{type(error).__name__}: {error}\n  -> set FWCONVERT_DEBUG=1 to see where", 1)
+            note(plain(traceback.format_exc()))
+        return _complain(
+            f"{type(error).__name__}: {plain(error)}\n  -> set FWCONVERT_DEBUG=1 to see where", 1
+        )
 
 
 def _complain(error: object, code: int) -> int:

@@ -33,6 +33,8 @@ Encoder = Literal["fast", "reference"]
 
 SHARD_TOKENS = 100_000_000
 _MOST_FILES = 10_000_000
+# No file, and no disk, has more. What a record has in numbers is smaller, too.
+_MOST_BYTES = 2**63 - 1
 
 
 class SourceShard(Part, frozen=True):
@@ -47,7 +49,7 @@ class SourceShard(Part, frozen=True):
     def is_safe(self) -> bool:
         """Whether its name cannot lead elsewhere, and its size and hash can be."""
         hashed = self.sha256 is None or re.fullmatch("[0-9a-f]{64}", self.sha256) is not None
-        return is_safe(self.path) and self.bytes >= 0 and hashed
+        return is_safe(self.path) and 0 <= self.bytes <= _MOST_BYTES and hashed
 
 
 class Totals(Part, frozen=True):
@@ -76,7 +78,11 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
         return sum(file.bytes for file in self.files)
 
     def check(self) -> None:
-        """Raise ManifestError if a name could lead outside the folder or stands twice, or a hash is none."""
+        """Raise ManifestError if this cannot be: a name that leads outside or stands twice, a size, a hash.
+
+        Whoever writes a manifest calls it, as whoever reads one does. Names that differ only in case, or
+        in how Unicode spells them, are two names: the hub has both, and what is fetched is known by its hash.
+        """
         if not is_dataset(self.dataset):
             raise ManifestError(
                 message(
@@ -85,8 +91,15 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
                     dataset=ascii(self.dataset),
                 )
             )
-        if not 0 <= self.totals.files <= _MOST_FILES or self.totals.bytes < 0:
-            raise ManifestError(message("a source manifest has totals that cannot be", manifest=self.name))
+        if not is_revision(self.revision) or not _is_folder(self.folder):
+            raise ManifestError(
+                message(
+                    "a source manifest has a revision or a folder that cannot be",
+                    manifest=self.name,
+                    revision=ascii(self.revision),
+                    folder=ascii(self.folder),
+                )
+            )
         seen = set()
         for file in self.files:
             if not file.is_safe or file.path in seen:
@@ -100,6 +113,10 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
                     )
                 )
             seen.add(file.path)
+        told = self.totals
+        counts = (told.bytes, told.rows, told.tokens, self.bytes)
+        if not 0 <= told.files <= _MOST_FILES or not all(0 <= count <= _MOST_BYTES for count in counts):
+            raise ManifestError(message("a source manifest has totals that cannot be", manifest=self.name))
 
 
 class Rules(Part, frozen=True, omit_defaults=True):
@@ -305,6 +322,20 @@ def is_dataset(name: str) -> bool:
     """Tell whether a dataset can have this name: a word, or owner/name as the hub allows them."""
     part = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     return re.fullmatch(f"{part}(?:/{part})?", name) is not None and not re.search(r"--|\.\.", name)
+
+
+def is_commit(text: str) -> bool:
+    """Tell whether this is what git calls a commit: 40 hexadecimal digits, or 64 in newer repositories."""
+    return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) is not None
+
+
+def is_revision(text: str) -> bool:
+    """Tell whether a branch, a tag or a commit can have this name; files that are on no hub have none."""
+    return len(text) <= 255 and text.isprintable() and not re.search(r"[\s\\]", text)
+
+
+def _is_folder(path: str) -> bool:
+    return not path.strip("/") or is_safe(path.strip("/"))
 
 
 def is_safe(path: str) -> bool:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from fwconvert import process
+from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.orders import Failure, Order, Outcome
 from fwconvert.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
@@ -318,7 +319,7 @@ def _cannot_start(error: BaseException) -> str:
         "a worker process cannot be started",
         "free some memory, or allow more processes (ulimit -u), or pass fewer --workers;"
         " then run the same command again: it goes on where it stopped",
-        reason=f"{type(error).__name__}: {error}",
+        reason=f"{type(error).__name__}: {plain(error)}",
     )
 
 
@@ -326,7 +327,7 @@ def _carry_out(order: Order) -> Outcome:
     try:
         from fwconvert.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
     except (ImportError, OSError, MemoryError) as error:
-        return Failure("unready", _cannot_start(error), traceback.format_exc())
+        return Failure("unready", _cannot_start(error), plain(traceback.format_exc()))
     return perform(order)
 
 

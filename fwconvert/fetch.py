@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,13 +134,16 @@ class Fetching:
                 raise _OtherContent(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
             if answer.begin > part.bytes:
                 raise Passing(f"the server answers from byte {answer.begin:,} on, not {part.bytes:,}")
-            for new in _after(answer, part.bytes - answer.begin):
+            # What we have is passed over.
+            skip = part.bytes - answer.begin
+            for chunk in answer:
                 self._pause(0)
+                new, skip = chunk[skip:], max(0, skip - len(chunk))
                 if part.bytes + len(new) > file.bytes:
                     raise _OtherContent(f"the server sends more than {file.bytes:,} bytes")
                 part.add(new)
-                patience.progress()
                 self.count(len(new))
+                patience.came(len(chunk), file.path, new=bool(new))
         if part.bytes < file.bytes:
             raise Passing(f"the server ended after {part.bytes:,} of {file.bytes:,} bytes")
 
@@ -324,14 +327,6 @@ def _is_still(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _after(chunks: Iterable[bytes], skip: int) -> Iterator[bytes]:
-    """Yield what comes after the first `skip` bytes."""
-    for chunk in chunks:
-        if skip < len(chunk):
-            yield chunk[skip:]
-        skip = max(0, skip - len(chunk))
 
 
 def _sha256(path: Path, pause: Callable[[float], None] = lambda _: None) -> str:

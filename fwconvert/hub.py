@@ -4,27 +4,32 @@ The client knows the endpoint, the token, proxies and offline mode as everybody
 who uses it expects (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE), and it
 keeps the token from other origins. Its session is used, and not its functions
 that list and download: those wait without a limit, print, cannot be stopped,
-and retry some faults and not others. Here every request has a timeout, what
-may pass is told apart from what will not, and no message has an address with
-a signature in it.
+read whatever comes, and retry some faults and not others. Here every request
+has a timeout and every answer a size that it cannot exceed, what may pass is
+told apart from what will not, and no message has an address with a password
+or a signature in it. Of an answer that is an error nothing is read but its
+status and its headers.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Generic
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from fwconvert.config import SourceShard
+from fwconvert import exchange
+from fwconvert.addresses import plain
+from fwconvert.config import SourceShard, is_commit
 from fwconvert.errors import HubError, SourceError, message
-from fwconvert.hub_client import client, endpoint, headers, plain
+from fwconvert.exchange import Reply
+from fwconvert.hub_client import client, endpoint, headers, session
 from fwconvert.patience import Found, Passing
 
 PARQUET = ".parquet"
@@ -32,6 +37,23 @@ PARQUET = ".parquet"
 _CALL_SECONDS = 30.0
 _MAY_PASS = {408, 425, 429}
 _NOTHING_THERE = 416
+
+# The hub sends a thousand entries at a time, some 330 KB, and advises against more than 100,000 files in
+# a repository. A mirror may send all of those at once, which are 33 MB.
+_MOST_ANSWER_BYTES = 32 * 2**20
+_MOST_LIST_BYTES = 64 * 2**20
+_MOST_ENTRIES = 200_000
+# As many as it takes if each has a hundred.
+_MOST_PAGES = 2_000
+# In one answer, entries and what is in them. Each would cost memory before anybody could count it.
+_MOST_OBJECTS = 4 * _MOST_ENTRIES
+
+# Given how many bytes came; may raise to end the call.
+Came = Callable[[int], None]
+
+
+def _nobody(_: int) -> None:
+    """Nobody wants to know how much came."""
 
 
 @dataclass(frozen=True)
@@ -41,90 +63,127 @@ class Dataset:
     name: str
     revision: str
 
-    def commit(self) -> str:
+    def commit(self, came: Came = _nobody) -> str:
         """Return the commit that the revision means now."""
-        found, _ = self._ask(self._address("revision"), _Info)
+        found = self._ask(self._address("revision"), _Info, came).found
+        if not is_commit(found.sha):
+            raise HubError(
+                message(
+                    "the hub names a commit that is none",
+                    "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
+                    commit=ascii(found.sha),
+                    **self._facts(),
+                )
+            )
         return found.sha
 
-    def files(self, folder: str) -> tuple[SourceShard, ...]:
+    def files(self, folder: str, came: Came = _nobody) -> tuple[SourceShard, ...]:
         """Return the parquet files below `folder`, by name, as the hub lists them."""
-        entries = [entry for entry in self._tree(folder) if entry.type == "file"]
-        found = [_shard(entry) for entry in entries if entry.path.lower().endswith(PARQUET)]
+        found, others = [], 0
+        for entry in self._tree(folder, came):
+            if entry.type == "file" and entry.path.lower().endswith(PARQUET):
+                found.append(_shard(entry))
+            else:
+                others += entry.type == "file"
         if not found:
             raise HubError(
                 message(
                     "the hub lists no parquet files here",
                     "look at the repository's files in a browser, then name the folder that has them",
                     folder=folder or "(the whole repository)",
-                    other_files=len(entries),
+                    other_files=others,
                     **self._facts(),
                 )
             )
         return tuple(sorted(found, key=lambda shard: shard.path))
 
-    def _tree(self, folder: str) -> Iterator[_Entry]:
+    def _tree(self, folder: str, came: Came) -> Iterator[_Entry]:
         """Yield all below `folder`, page by page."""
-        asked = set()
+        asked: set[str] = set()
+        entries = size = 0
         place, query = f"{self._address('tree')}/{quote(folder, safe='')}", "recursive=true&expand=false"
         while query:
             if query in asked:
-                raise HubError(
-                    message(
-                        "the hub's list has no end: it sends the same page again",
-                        "a mirror is broken: list from another HF_ENDPOINT",
-                        folder=folder,
-                        **self._facts(),
-                    )
-                )
+                raise self._endless(folder, "it sends the same page again")
             asked.add(query)
-            entries, more = self._ask(f"{place}?{query}", list[_Entry], folder)
-            yield from entries
+            page = self._ask(f"{place}?{query}", list[_Entry], came, folder)
+            entries, size = entries + len(page.found), size + page.bytes
+            if entries > _MOST_ENTRIES or size > _MOST_LIST_BYTES or len(asked) > _MOST_PAGES:
+                most = f"{_MOST_ENTRIES:,} entries, {_MOST_PAGES:,} pages, {_MOST_LIST_BYTES:,} bytes"
+                came_so_far = f"{entries:,} entries, {len(asked):,} pages, {size:,} bytes"
+                raise self._endless(folder, "it is too long", most=most, came=came_so_far)
+            yield from page.found
             # Only the cursor: the token must not follow an address that leads elsewhere, and a mirror
             # may pass on the address of the hub behind it.
-            query = urlsplit(more).query
+            query = _query(page.next_page)
+
+    def _endless(self, folder: str, why: str, **values: object) -> HubError:
+        return HubError(
+            message(
+                f"the hub's list has no end: {why}",
+                "name a folder that has fewer files, or, if a mirror is broken, use another HF_ENDPOINT",
+                folder=folder or "(the whole repository)",
+                **values,
+                **self._facts(),
+            )
+        )
 
     def _address(self, what: str) -> str:
         return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
 
-    def _ask(self, url: str, kind: type[Found], path: str = "") -> tuple[Found, str]:
-        """Return what the hub answers, and the address of what follows, if anything does."""
-        api = client()
-        with self._asking(path):
-            response = api.session().get(url, headers=headers(), timeout=_CALL_SECONDS)
-            self._look_at(response, path)
+    def _ask(self, url: str, kind: type[Found], came: Came, path: str = "") -> _Page[Found]:
+        """Return what the hub answers."""
+        with self._asking(path), exchange.opened(session(), url, headers(), _CALL_SECONDS) as reply:
+            self._look_at(reply, path)
+            raw = self._whole(reply, came)
+            following = reply.next_page
         try:
-            return msgspec.json.decode(response.content, type=kind), response.links.get("next", {}).get(
-                "url", ""
-            )
-        except msgspec.MsgspecError as error:
-            raise HubError(
-                message(
-                    "the hub's answer is not what a hub answers",
-                    "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
-                    reason=error,
-                    **self._facts(),
-                )
-            ) from None
+            # Before it is decoded: an object of two bytes becomes one of a hundred.
+            if raw.count(b"{") > _MOST_OBJECTS:
+                raise HubError(self._not_an_answer(f"it has more than {_MOST_OBJECTS:,} objects"))
+            return _Page(msgspec.json.decode(raw, type=kind), len(raw), following)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise HubError(self._not_an_answer(plain(error))) from None
+
+    def _whole(self, reply: Reply, came: Came) -> bytearray:
+        """Return all of an answer's content, if that is not too much."""
+        if reply.encoding:
+            raise HubError(self._not_an_answer("it is packed, though that was not asked for", reply.encoding))
+        found = bytearray()
+        for part in reply:
+            came(len(part))
+            found += part
+            if len(found) > _MOST_ANSWER_BYTES:
+                raise HubError(self._not_an_answer(f"it is longer than {_MOST_ANSWER_BYTES:,} bytes"))
+        return found
+
+    def _not_an_answer(self, reason: str, packed: str = "") -> str:
+        return message(
+            "the hub's answer is not what a hub answers",
+            "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
+            reason=reason,
+            **({"packed_as": packed} if packed else {}),
+            **self._facts(),
+        )
 
     @contextmanager
     def opened(self, path: str, begin: int, end: int | None = None) -> Iterator[Answer]:
         """Ask for a file from byte `begin` on, to its end or to byte `end`."""
-        api = client()
-        url = self._file_address(path)
-        wanted = {**headers(), "Accept-Encoding": "identity"}
+        wanted = headers()
         if begin or end is not None:
             wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
-        with self._asking(path):
-            timeout = api.constants.HF_HUB_DOWNLOAD_TIMEOUT
-            with api.session().stream("GET", url, headers=wanted, timeout=timeout) as response:
-                if response.status_code != _NOTHING_THERE:
-                    self._look_at(response, path)
-                yield Answer(response)
+        timeout = client().constants.HF_HUB_DOWNLOAD_TIMEOUT
+        url = self._file_address(path)
+        with self._asking(path), exchange.opened(session(), url, wanted, timeout) as reply:
+            if reply.status != _NOTHING_THERE:
+                self._look_at(reply, path)
+            yield Answer(reply)
 
     def _file_address(self, path: str) -> str:
         api = client()
         try:
-            return str(api.hf_hub_url(self.name, path, repo_type="dataset", revision=self.revision))
+            named = {"repo_type": "dataset", "revision": self.revision, "endpoint": endpoint()}
+            return str(api.hf_hub_url(self.name, path, **named))
         except api.errors.HFValidationError as error:
             raise HubError(
                 message(
@@ -135,21 +194,15 @@ class Dataset:
                 )
             ) from None
 
-    def _look_at(self, response: Any, path: str) -> None:
+    def _look_at(self, reply: Reply, path: str) -> None:
         """Raise what an answer means that is not a good one."""
-        status = response.status_code
-        # Not left to the client: whatever is in the body of such an answer does not matter.
+        status = reply.status
         if status in _MAY_PASS or status >= 500:
-            raise Passing(f"the server answers {status}", _asked_wait(response.headers, status))
-        if status in (401, 403) and not str(response.url).startswith(endpoint()):
+            raise Passing(f"the server answers {status}", _asked_wait(reply.headers, status))
+        if status in (401, 403) and not reply.url.startswith(f"{endpoint()}/"):
             raise Passing(f"the server behind the hub answers {status}")  # A signature may have run out.
         if status >= 400:
-            try:
-                client().hf_raise_for_status(response)
-            except client().errors.HfHubHTTPError:
-                raise
-            except Exception:  # noqa: BLE001  # the client trips over bodies that it does not expect
-                raise HubError(self._refused(status, path)) from None
+            raise self._refusal(reply, path)
 
     @contextmanager
     def _asking(self, path: str = "") -> Iterator[None]:
@@ -159,8 +212,6 @@ class Dataset:
             yield
         except api.errors.OfflineModeIsEnabled:
             raise HubError(_offline(self._facts(path))) from None
-        except api.errors.HfHubHTTPError as error:
-            raise self._refusal(error, path) from None
         except (api.httpx.UnsupportedProtocol, api.httpx.InvalidURL) as error:
             raise HubError(
                 message(
@@ -170,14 +221,16 @@ class Dataset:
                     reason=plain(error),
                 )
             ) from None
+        except api.httpx.ProtocolError as error:
+            # Behind a colon stands what the server sent.
+            raise Passing(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
         except (api.httpx.HTTPError, api.httpx.StreamError) as error:
             raise Passing(f"{type(error).__name__}: {plain(error) or 'no answer in time'}") from None
 
-    def _refusal(self, error: Any, path: str) -> Exception:
+    def _refusal(self, reply: Reply, path: str) -> Exception:
         """Return what an answer of the hub other than a good one means."""
-        api, facts = client(), self._facts(path)
-        status = error.response.status_code
-        if isinstance(error, api.errors.GatedRepoError):
+        facts, code, status = self._facts(path), reply.headers.get("X-Error-Code", ""), reply.status
+        if code == "GatedRepo":
             return HubError(
                 message(
                     "this repository is gated, and you have no access to it",
@@ -186,15 +239,7 @@ class Dataset:
                     **facts,
                 )
             )
-        if isinstance(error, api.errors.RepositoryNotFoundError):
-            return HubError(
-                message(
-                    "the hub knows no such repository, or it is private",
-                    "look at its name; for a private one run `hf auth login`, or set HF_TOKEN",
-                    **facts,
-                )
-            )
-        if isinstance(error, api.errors.RevisionNotFoundError):
+        if code == "RevisionNotFound":
             return HubError(
                 message(
                     "the repository has no such revision",
@@ -202,11 +247,22 @@ class Dataset:
                     **facts,
                 )
             )
-        if isinstance(error, api.errors.EntryNotFoundError):
+        if code == "EntryNotFound":
             return SourceError(
                 message(
                     "the repository has no such file or folder at this revision",
                     "look at the repository's files in a browser; a mirror may lack some",
+                    **facts,
+                )
+            )
+        # So says the hub of private repositories, too, and only if it does not know the token otherwise.
+        no_token = "Invalid credentials in Authorization header"
+        unknown = status == 401 and reply.headers.get("X-Error-Message", "") != no_token
+        if code == "RepoNotFound" or (unknown and endpoint().startswith("https://")):
+            return HubError(
+                message(
+                    "the hub knows no such repository, or it is private",
+                    "look at its name; for a private one run `hf auth login`, or set HF_TOKEN",
                     **facts,
                 )
             )
@@ -225,6 +281,15 @@ class Dataset:
             "endpoint": endpoint(),
         }
         return {"file": path, **facts} if path else facts
+
+
+@dataclass(frozen=True)
+class _Page(Generic[Found]):
+    """An answer: what it says, how long it was, and the address of what follows, if anything does."""
+
+    found: Found
+    bytes: int
+    next_page: str
 
 
 class _Info(msgspec.Struct):
@@ -246,22 +311,35 @@ class _Entry(msgspec.Struct):
 class Answer:
     """A file, or the rest of one, as the server sends it."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, reply: Reply) -> None:
         # Our part is longer than the file that the server has.
-        self.nothing = response.status_code == _NOTHING_THERE
-        self._chunks: Iterator[bytes] = response.iter_raw()
-        headers = response.headers
-        length = headers.get("Content-Length", "")
-        self.begin = 0
-        self.total = int(length) if length.isdecimal() else None
-        if response.status_code == 206:
-            span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", "").strip())
+        self.nothing = reply.status == _NOTHING_THERE
+        self._reply = reply
+        self.begin, self.total = 0, _number(reply.headers.get("Content-Length", ""))
+        if reply.status == 206:
+            number = "([0-9]{1,18})"
+            given = reply.headers.get("Content-Range", "").strip()
+            span = re.fullmatch(f"bytes {number}-{number}/{number}", given)
             if span is None:
                 raise Passing("the server answers a range without saying which")
-            self.begin, self.total = int(span[1]), int(span[2])
+            self.begin, last, self.total = (int(text) for text in span.groups())
+            if not self.begin <= last < self.total:
+                raise Passing("the server answers a range that cannot be")
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._chunks
+        return iter(self._reply)
+
+
+def _number(text: str) -> int | None:
+    """Return the number that a header spells; None if it is none, or none that anything can have."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def _query(address: str) -> str:
+    try:
+        return urlsplit(address).query
+    except ValueError:
+        return ""
 
 
 def _shard(entry: _Entry) -> SourceShard:
@@ -287,15 +365,18 @@ def _offline(facts: dict[str, object]) -> str:
     )
 
 
-def _asked_wait(headers: Any, status: int) -> float | None:
+def _asked_wait(headers: Mapping[str, str], status: int) -> float | None:
     """Return for how long the server asks us to stay away, if it does."""
     after = headers.get("Retry-After", "").strip()
-    if after.isdecimal():
-        return float(after)
-    if after:
-        try:
+    if re.fullmatch("[0-9]+", after):
+        return float(after[:18])  # However long it is meant to be, it is longer than we wait.
+    try:
+        if after:
             return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-        except ValueError:
-            pass
-    limit = client().parse_ratelimit_headers(headers) if status == 429 else None
-    return None if limit is None else float(limit.reset_in_seconds)
+    except (ValueError, TypeError, IndexError, OverflowError):  # Whatever is no date.
+        pass
+    try:
+        limit = client().parse_ratelimit_headers(headers) if status == 429 else None
+        return None if limit is None else float(limit.reset_in_seconds)
+    except (ValueError, OverflowError):  # Numbers of thousands of digits.
+        return None

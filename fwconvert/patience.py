@@ -1,7 +1,12 @@
 """Patience with a network: what may pass is tried again, longer and longer, as long as there is hope.
 
-Progress, however small, resets the patience. What a server asks us to wait is
-not held against it. All waits end at once when the user wishes to stop.
+Progress resets the patience, and it is counted in bytes: 256 of them for each
+second of the patience. The slowest line that anybody fetches gigabytes over
+brings more than ten times that; a server that lets a byte drip every second
+brings less, and is given up when the patience is over, as one that is silent.
+Nor need bytes come steadily: 150 KB anywhere in ten minutes will do. What a
+server asks us to wait is not held against it, up to ten times the patience.
+All waits end at once when the user wishes to stop.
 """
 
 import math
@@ -20,8 +25,10 @@ Found = TypeVar("Found")
 _LONGEST_BACKOFF = 60.0
 # The hub counts requests over five minutes, so it never has reason to ask for more.
 _LONGEST_ASKED_WAIT = 300.0
-_MOST_ASKED_SECONDS = 20 * _LONGEST_ASKED_WAIT
+_MOST_ASKED_PATIENCES = 10
 _SHORTEST_WAIT = 0.5
+_LEAST_RATE = 256
+_LEAST_BYTES_AT_MOST = 2**20
 
 
 class Passing(Exception):  # Not an error yet: it is endured or becomes a HubError
@@ -47,14 +54,43 @@ class Patience:
         self._ends = time.monotonic() + most
         self._seconds = seconds
         self._tell = tell
+        # So many bytes are progress.
+        self._least = max(1.0, min(_LEAST_RATE * seconds, _LEAST_BYTES_AT_MOST))
         self.progress()
 
     def progress(self) -> None:
-        """Something came."""
+        """Something came that is worth the wait."""
         self._failures = 0
+        self._new = 0
         # For how many seconds servers asked us to stay away; that is not held against them.
         self._asked = 0.0
         self._since = time.monotonic()
+        self._watch_anew()
+
+    def came(self, size: int, what: str, *, new: bool = True) -> None:
+        """So many bytes came; raise HubError if all that comes is a drip.
+
+        `new`: they are progress, and not only passed over to get at what is wanted.
+        """
+        self._flowed += size
+        self._new += size if new else 0
+        if self._new >= self._least:
+            self.progress()
+        elif self._flowed >= self._least:
+            self._watch_anew()
+        elif time.monotonic() - self._flowing > self._seconds:
+            raise HubError(
+                message(
+                    f"the hub sends next to nothing: {self._flowed:,} bytes in {self._seconds:,.0f} s",
+                    "look at the network, then run the same command again: it goes on where it stopped",
+                    wanted=what,
+                    endpoint=endpoint(),
+                    wanted_at_least=f"{self._least:,.0f} bytes in that time",
+                )
+            )
+
+    def _watch_anew(self) -> None:
+        self._flowed, self._flowing = 0, time.monotonic()
 
     def look(self, what: str) -> None:
         """Raise Stopped if the user wishes to stop, HubError if all the time is over."""
@@ -71,7 +107,8 @@ class Patience:
         self._failures += 1
         waited = time.monotonic() - self._since
         too_long = waited - self._asked > self._seconds and self._failures > 1
-        if too_long or self._asked > _MOST_ASKED_SECONDS:
+        most_asked = max(_LONGEST_ASKED_WAIT, _MOST_ASKED_PATIENCES * self._seconds)
+        if too_long or self._asked > most_asked:
             raise HubError(
                 message(
                     f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
@@ -87,6 +124,7 @@ class Patience:
         self._check_time(what, seconds)
         if self.stop.wait(seconds):
             raise Stopped("stopped by the user")
+        self._watch_anew()
 
     def _pause(self, trouble: Passing) -> float:
         if trouble.wait is not None:

@@ -14,6 +14,8 @@ from fwconvert.patience import Patience, patiently
 
 # A person is waiting, so less than a run has.
 _PATIENCE_SECONDS = 60.0
+# For all of a list, however it comes.
+_MOST_SECONDS = 10 * _PATIENCE_SECONDS
 
 
 def pin(
@@ -34,7 +36,8 @@ def pin(
                 given=origin,
             )
         )
-    return _pin_hub(origin, path.strip("/"), revision or "main", Patience(_PATIENCE_SECONDS, stop, tell))
+    patience = Patience(_PATIENCE_SECONDS, stop, tell, most=_MOST_SECONDS)
+    return _pin_hub(origin, path.strip("/"), revision or "main", patience)
 
 
 def check_output(path: Path) -> None:
@@ -53,15 +56,19 @@ def check_output(path: Path) -> None:
 
 
 def write(manifest: SourceManifest, path: Path) -> None:
-    """Write a manifest; it is named by its file."""
+    """Write a manifest, which is named by its file; raise ManifestError if nobody would take it."""
     check_output(path)
     named = msgspec.structs.replace(manifest, name=path.stem)
+    named.check()
     atomic.replace(path.absolute(), records.lines(records.fields(named)))
 
 
 def _pin_hub(name: str, folder: str, revision: str, patience: Patience) -> SourceManifest:
-    commit = patiently(Dataset(name, revision).commit, name, patience)
-    files = patiently(lambda: Dataset(name, commit).files(folder), name, patience)
+    def came(size: int) -> None:
+        patience.came(size, name)
+
+    commit = patiently(lambda: Dataset(name, revision).commit(came), name, patience)
+    files = patiently(lambda: Dataset(name, commit).files(folder, came), name, patience)
     return SourceManifest(name, name, commit, folder, files, _totals(files))
 
 

@@ -81,6 +81,7 @@ class RangedFile(io.RawIOBase):
             if answer.begin != begin:
                 raise HubError(message("the server sends no parts of files", file=self._file.path))
             for part in answer:
+                self._patience.came(len(part), self._file.path)
                 found += part
                 if len(found) >= end - begin:
                     return bytes(found[: end - begin])

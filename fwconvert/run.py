@@ -125,9 +125,14 @@ def _listed(
     saved = known_sources(folder, recipe)
     if saved is None:
         observer.notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
-        patience = Patience(options.patience, stop.wish, observer.notice)
+        # However it comes, a list must end.
+        patience = Patience(options.patience, stop.wish, observer.notice, most=10 * options.patience)
         dataset = Dataset(source.dataset, source.revision)
-        saved = patiently(lambda: dataset.files(source.folder), source.dataset, patience)
+
+        def came(size: int) -> None:
+            patience.came(size, source.dataset)
+
+        saved = patiently(lambda: dataset.files(source.folder, came), source.dataset, patience)
     for line in request.differences(source, saved):
         observer.notice(line)
     return request.with_files(recipe, saved)

@@ -3,8 +3,10 @@
 A vocabulary is known by the sha256 of its rank table, which tiktoken pins in
 its source and we pin here again; a table is proven every time it is read. The
 tables of gpt2 and cl100k_base ship with the package, so that a machine without
-a network works. Any other table comes through tiktoken's own loading, once, in
-the parent (`provide`). Workers only read (`read_table`): sixteen of them that
+a network works. Any other table comes from tiktoken's cache, or else from the
+address that tiktoken has for it and into that cache, once, in the parent
+(`provide`). It is not left to tiktoken to fetch it, which waits for ever and
+reads whatever comes. Workers only read (`read_table`): sixteen of them that
 each download the same table are slow at best, and without a network hopeless.
 """
 
@@ -13,12 +15,16 @@ import hashlib
 import importlib.resources
 import os
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fwconvert import atomic
+from fwconvert.addresses import plain
 from fwconvert.config import TokenType
-from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
+from fwconvert.patience import Passing
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
 
@@ -26,6 +32,10 @@ BYTES_DEFINITION = b"fwconvert bytes 1: a token is one byte of UTF-8, <|endoftex
 
 # The largest table (o200k_base) has 3.6 MB; a damaged file must not fill the memory.
 MOST_TABLE_BYTES = 32 * 2**20
+
+# A person waits for it.
+_CALL_SECONDS = 30.0
+_MOST_SECONDS = 300.0
 
 # How text is cut into words before any merging: part of an encoding's definition, so copied
 # to the letter from tiktoken 0.14, tiktoken_ext/openai_public.py (MIT licence, OpenAI).
@@ -172,17 +182,42 @@ def _is_provided(vocabulary: Vocabulary, folder: Path) -> bool:
 
 def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
     """Return the proven table from tiktoken's cache or else from its URL, or raise UsageError."""
-    from tiktoken.load import read_file_cached  # noqa: PLC0415  (as above)
-
+    cached = _cached(vocabulary)
     try:
         _refuse_wrong_cache(vocabulary)
-        table = read_file_cached(vocabulary.url, vocabulary.sha256)
-    except (OSError, ValueError) as error:  # all that requests raises is an OSError
-        raise UsageError(_cannot_be_had(vocabulary, error)) from error
-    # tiktoken does not compare the hash when its cache is switched off.
+        if cached is not None and cached.exists():
+            return _read(cached)
+        table = _downloaded(vocabulary.url)
+    except (OSError, ValueError) as error:
+        raise UsageError(_cannot_be_had(vocabulary, plain(error))) from None
     if _sha256(table) != vocabulary.sha256:
         raise UsageError(_cannot_be_had(vocabulary, f"what came has sha256 {_sha256(table)}"))
+    if cached is not None:
+        with suppress(FwconvertError):  # For the next run. This one has it.
+            atomic.make_folder(cached.parent)
+            atomic.replace(cached, table)
     return table
+
+
+def _downloaded(url: str) -> bytes:
+    """Return what is at an address; raise OSError if it is not to be had, or is no table."""
+    from fwconvert import exchange, hub_client  # noqa: PLC0415  (as above)
+
+    api = hub_client.client()
+    found, ends = bytearray(), time.monotonic() + _MOST_SECONDS
+    try:
+        with exchange.opened(hub_client.plain_session(), url, {}, _CALL_SECONDS) as reply:
+            if reply.status != 200 or reply.encoding:
+                raise OSError(f"the server answers {reply.status} {reply.encoding}".strip())
+            for part in reply:
+                found += part
+                if len(found) > MOST_TABLE_BYTES or time.monotonic() > ends:
+                    raise OSError(
+                        f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; no table is like that"
+                    )
+    except (api.httpx.HTTPError, api.httpx.StreamError, Passing, api.errors.OfflineModeIsEnabled) as error:
+        raise OSError(f"{type(error).__name__}: {error}") from None
+    return bytes(found)
 
 
 def _refuse_wrong_cache(vocabulary: Vocabulary) -> None:

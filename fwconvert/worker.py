@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import msgspec
 
 from fwconvert import atomic, names, pack, process, receipt, source
+from fwconvert.addresses import plain
 from fwconvert.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, SourceError, Stopped, message
 from fwconvert.exported import ExportedDocuments
@@ -35,12 +36,12 @@ def perform(order: Order) -> Outcome:
     except Stopped as error:
         return Failure("stopped", str(error))
     except OutputError as error:
-        return Failure("output", str(error), traceback.format_exc())
+        return Failure("output", str(error), plain(traceback.format_exc()))
     except _Unready as error:
-        return Failure("unready", str(error), traceback.format_exc())
+        return Failure("unready", str(error), plain(traceback.format_exc()))
     except BaseException as error:  # noqa: BLE001  # the one place that must survive everything
-        text = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {error}"
-        return Failure("job", text, traceback.format_exc())
+        text = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {plain(error)}"
+        return Failure("job", text, plain(traceback.format_exc()))
 
 
 class _Unready(Exception):
@@ -185,7 +186,9 @@ def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
     except OutputError:
         raise
     except BaseException as error:
-        reason = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {error}"
+        reason = (
+            str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {plain(error)}"
+        )
         raise _Unready(
             message(
                 "a worker process cannot load its tokenizer",

@@ -474,6 +474,17 @@ def tried(seconds, *waits, progress=(), stop_at=None):
             break
     return {"waits": stop.waits, "told": told, "end": end}
 
+def dripped(seconds, size, every, **how):
+    # Return how long bytes come before they are too few; 1,000 s are long enough.
+    patient, begun = patience.Patience(seconds, Stop(), lambda _: None), now[0]
+    try:
+        while now[0] < begun + 1000:
+            now[0] += every
+            patient.came(size, "the file", **how)
+    except HubError as caught:
+        return [now[0] - begun, str(caught)]
+    return [now[0] - begun, ""]
+
 def asked(status, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return hub._asked_wait(hub_client.client().httpx.Headers(named), status)
@@ -490,6 +501,12 @@ print(json.dumps({
     "nothing": asked(429),
     "limit": asked(429, RateLimit='"api";r=0;t=55'),
     "limit and seconds": asked(429, RateLimit='"api";r=0;t=55', Retry_After="7"),
+    "monsters": [asked(429, Retry_After="9" * 5000), asked(429, Retry_After="9" * 5000 + "x"),
+        asked(429, RateLimit=f'"api";r=0;t={"9" * 5000}'), asked(429, RateLimit=f'"api";r=0;t={"9" * 400}'),
+        asked(429, Retry_After="nan"), asked(429, Retry_After="inf"), asked(429, Retry_After="1e9"),
+        asked(429, Retry_After="Wed, 21 Oct 99999 07:28:00 GMT")],
+    "drip": dripped(10, 1, 0.5), "stream": dripped(10, 300, 1.0), "bursts": dripped(10, 3000, 9.0),
+    "skipped": dripped(10, 300, 1.0, new=False),
     "limit, and another trouble": asked(503, RateLimit='"api";r=0;t=55'),
     "backoff": tried(1e9, *[None] * 12),
     "backoff of a person": tried(8, *[None] * 4),
@@ -530,6 +547,23 @@ def test_what_a_server_asks_for_is_read_in_all_spellings(patience: dict[str, Any
     assert patience["limit"] == 55
     assert patience["limit and seconds"] == 7
     assert patience["limit, and another trouble"] is None
+
+
+def test_numbers_that_nobody_can_read_are_no_wait_that_never_ends(patience: dict[str, Any]) -> None:
+    long, *others = patience["monsters"]
+    assert long > 10**9
+    assert others[1] is None
+    assert all(wait is None or 0 <= wait < float("inf") for wait in others)
+
+
+def test_a_drip_is_given_up_with_the_patience_and_a_slow_line_is_not(patience: dict[str, Any]) -> None:
+    seconds, said = patience["drip"]
+    assert 10 < seconds < 11
+    for word in ("next to nothing", "the file", "2,560 bytes", "http://hub.example", "->"):
+        assert word in said
+    assert patience["stream"] == [1000, ""]
+    assert patience["bursts"][1] == ""
+    assert patience["skipped"] == [1000, ""]
 
 
 def test_backoff_grows_to_a_ceiling_and_is_never_quite_the_same(patience: dict[str, Any]) -> None:

@@ -45,9 +45,10 @@ ROWS = (
         "catalog", "checks", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream",
         "vocabulary", "zipped",
     ),
+    ("exchange",),
     ("config", "patience", "receipt"),
     ("atomic", "formats", "hub_client", "process", "records", "streams", "typed", "where"),
-    ("ahead", "blocks", "columns", "doubtful", "errors", "expression", "files", "permutation"),
+    ("addresses", "ahead", "blocks", "columns", "doubtful", "errors", "expression", "files", "permutation"),
 )
 # fmt: on
 ROW = {module: len(ROWS) - at for at, row in enumerate(ROWS) for module in row}

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiktoken.load
 import zstandard
+from hostile_server import Answering, HostileServer, Line
 
+from fwconvert import vocabulary
 from fwconvert.errors import ManifestError, UsageError
 from fwconvert.tokenizer import parse_ranks
 from fwconvert.vocabulary import (
@@ -177,7 +178,7 @@ def test_a_table_that_cannot_be_had_is_explained_in_full(name: str, tmp_path: Pa
     for part in (name, vocabulary.url, vocabulary.sha256, str(cache / sha1(vocabulary.url))):
         assert part in said
     assert f"TIKTOKEN_CACHE_DIR={cache}" in said
-    assert "ProxyError" in said
+    assert "ConnectError" in said
     assert not (tmp_path / "never made").exists()
 
 
@@ -223,7 +224,7 @@ def test_a_wrong_download_is_refused_with_and_without_a_cache(
     cache_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", cache_folder and str(tmp_path / cache_folder))
-    monkeypatch.setattr(tiktoken.load, "read_file", lambda _: b"<html>please log in</html>")
+    monkeypatch.setattr(vocabulary, "_downloaded", lambda _: b"<html>please log in</html>")
     with pytest.raises(UsageError, match=MADE_UP.sha256):
         provide(MADE_UP, tmp_path / "never made")
     assert list(tmp_path.iterdir()) == []
@@ -277,3 +278,53 @@ def test_a_damaged_bundle_is_refused(packed: bytes, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(importlib.resources, "files", lambda _: tmp_path)
     with pytest.raises(ManifestError, match="install fwconvert again"):
         provide(find("gpt2"), tmp_path)
+
+
+# A table that is fetched
+
+
+def test_a_table_that_was_fetched_is_kept_in_the_cache_of_tiktoken(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocabulary, "_downloaded", lambda _: MADE_UP_TABLE)
+    provide(MADE_UP, tmp_path / "run")
+    assert read_table(MADE_UP, tmp_path / "run") == MADE_UP_TABLE
+    assert [path.name for path in cache.iterdir()] == [sha1(MADE_UP.url)]
+    assert (cache / sha1(MADE_UP.url)).read_bytes() == MADE_UP_TABLE
+
+
+def test_a_table_is_fetched_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with HostileServer(lambda _, line: line.answer(MADE_UP_TABLE)) as server:
+        assert vocabulary._downloaded(f"{server.endpoint}/x") == MADE_UP_TABLE
+        assert not any("authorization" in head.lower() for head in server.heads)
+
+
+def endless(_: str, line: Line) -> None:
+    line.head()
+    line.endless(b"YQ== 0\n")
+
+
+def dripping(_: str, line: Line) -> None:
+    line.head()
+    line.drip(b"Y", 0.02)
+
+
+WAYS: dict[str, Answering] = {
+    "endless": endless,
+    "dripping": dripping,
+    "silent": lambda _, line: line.pause(60),
+    "dripping head": lambda _, line: line.drip(b"H"),
+    "packed": lambda _, line: line.answer(b"x", 200, Content_Encoding="gzip"),
+    "refused": lambda _, line: line.answer(b"x", 404),
+    "a length that nobody can read": lambda _, line: line.head(200, Content_Length="9" * 5000),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_that_comes_without_an_end_is_given_up(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(vocabulary, "_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(vocabulary, "_MOST_SECONDS", 3.0)
+    with HostileServer(WAYS[way]) as server, pytest.raises(OSError, match=r"."):
+        vocabulary._downloaded(f"{server.endpoint}/x")
