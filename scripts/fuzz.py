@@ -29,6 +29,8 @@ _MOST_MB = 1500
 _MOST_INPUT_BYTES = 16384
 # What ends a target's process is likely to end the next one soon.
 _MOST_STARTS = 30
+# In the folder of findings, beside these.
+_OURS = ("log", "words")
 
 
 def main() -> int:
@@ -47,7 +49,7 @@ def main() -> int:
     print(f"found: {len(found)}" if found else "found: nothing")
     for path in found:
         print(f"  {path}")
-    return 1 if found else 0
+    return 1 if found or not all(one.inputs for one in fuzzed) else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -93,6 +95,7 @@ def _play(targets: list[Target], given: list[Path]) -> int:
 
 @dataclass(frozen=True)
 class _Fuzzed:
+    inputs: int
     findings: list[Path]
 
 
@@ -101,32 +104,32 @@ def _fuzz(target: Target, args: argparse.Namespace, findings: Path) -> _Fuzzed:
     corpus = args.corpus / target.name
     for folder in (corpus, findings, target.seeds):
         folder.mkdir(parents=True, exist_ok=True)
-    log, executed, covered = findings / "log", 0, ""
+    log, inputs, covered = findings / "log", 0, ""
     ends = time.monotonic() + args.seconds
-    with log.open("w+b") as output:
-        for _ in range(_MOST_STARTS):
-            left = int(ends - time.monotonic())
-            if left < 1:
-                break
-            begun = output.seek(0, 2)
-            code = subprocess.run(
-                _command(target, corpus, findings, left), stdout=output, stderr=output, check=False
-            ).returncode
-            output.seek(begun)
-            told = output.read().decode(errors="replace")
-            executed += int((re.findall(r"stat::number_of_executed_units:\s*(\d+)", told) or ["0"])[-1])
-            covered = (re.findall(r"cov: \d+ ft: \d+", told) or [covered])[-1]
-            if code == 0:
-                break
-    found = [path for path in sorted(findings.iterdir()) if path.suffix != ".txt" and path != log]
+    for _ in range(_MOST_STARTS):
+        left = int(ends - time.monotonic())
+        if left < 1:
+            break
+        command = _command(target, corpus, findings, left)
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        told = ended.stdout.decode(errors="replace")
+        with log.open("a", encoding="utf-8") as file:
+            file.write(told)
+        # Ended by what it found, it has told no more than how far it was.
+        inputs += int((re.findall(r"^#(\d+)\t", told, re.MULTILINE) or ["0"])[-1])
+        covered = (re.findall(r"cov: \d+ ft: \d+", told) or [covered])[-1]
+        if ended.returncode == 0:
+            break
+    found = [path for path in sorted(findings.iterdir()) if path.suffix != ".txt" and path.name not in _OURS]
     print(
-        f"{target.name}: {executed:,} inputs, {covered or 'nothing reached'}, {len(found)} found", flush=True
+        f"{target.name}: {inputs:,} inputs, {covered or f'NOTHING, see {log}'}, {len(found)} found",
+        flush=True,
     )
-    return _Fuzzed(found)
+    return _Fuzzed(inputs, found)
 
 
 def _command(target: Target, corpus: Path, findings: Path, seconds: int) -> list[str]:
-    words = findings.parent / f"{target.name}.words"
+    words = findings / "words"
     spelt = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words)
     words.write_text("".join(f'"{word}"\n' for word in spelt), "utf-8")
     return [
@@ -144,7 +147,7 @@ def _command(target: Target, corpus: Path, findings: Path, seconds: int) -> list
         "-print_final_stats=1",
         "-report_slow_units=1000",
         f"-artifact_prefix={findings}/",
-        f"-dict={words}",
+        *([f"-dict={words}"] if target.words else []),
     ]
 
 
