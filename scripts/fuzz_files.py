@@ -1,15 +1,30 @@
 """Files and words of somebody else's, given to what reads them: parquet, token shards, zstd, --where."""
 
+import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import expression, formats, loader_files, shard, source, where, zipped
-from fwconvert.config import TokenType
+from fwconvert import (
+    expression,
+    formats,
+    loader_files,
+    needs,
+    shard,
+    sieve,
+    source,
+    vocabulary,
+    where,
+    zipped,
+)
+from fwconvert.config import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.errors import FwconvertError
+from fwconvert.fit import Footers
+from fwconvert.folder import RunFolder
 from fwconvert.loader_files import Expected
+from fwconvert.origin import LocalOrigin
 from fwconvert.sieve import Sieve
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
@@ -28,21 +43,28 @@ _TABLE = pa.RecordBatch.from_pydict(
 
 
 def parquet(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a source file: as the driver looks at it, and as a worker reads it."""
+    """Return what reads a source file: as the driver looks at it, as trace does, and as a worker."""
     path = scratch / "source.parquet"
-    sieve = Sieve(where.parse("score > 1.0 or language == 'en'"))
+    known = vocabulary.find("bytes")
+    rules = Rules(
+        "bytes", known.sha256, "before", "uint16", "text", 300, 0, "independent", "llmc", "a", 3,
+        where="score > 1.0 or language == 'en'",
+    )  # fmt: skip
+    options, chosen = Options(scratch / "out", root=scratch, workers=1), sieve.of(rules)
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
+        files = (SourceShard(path.name, len(data)),)
+        recipe = Recipe(SourceManifest("", "local", "", "", files, Totals(1, len(data))), rules)
+        columns = Footers(LocalOrigin(recipe.source, scratch), None, threading.Event())
         refused: FwconvertError | None = None
         for look in (
-            lambda: source.footer(path),
-            lambda: source.row_count(path),
-            lambda: source.check_columns(path, str(path), "text", sieve),
+            lambda: needs.plan_for(recipe, options),
+            lambda: columns.check(recipe, RunFolder(scratch / "out")),
             lambda: source.read_row(path, str(path), 0, "text"),
             lambda: source.read_row(path, str(path), 3, "text"),
             lambda: source.identity(path, 1),
-            lambda: [*islice(source.batches(path, "text", sieve), _SOME)],
+            lambda: [source.row_count(path), *islice(source.batches(path, "text", chosen), _SOME)],
         ):
             try:
                 look()
@@ -116,8 +138,8 @@ def where_expression(_scratch: Path) -> Callable[[bytes], object]:
         if len(spelt) <= where.MOST_CHARACTERS:
             again = where.parse(spelt)
             assert repr(again) == repr(node), f"{spelt!r} is another expression"
-        sieve = Sieve(node)
-        sieve.check(_TABLE.schema, Path("some.parquet"))
-        return sieve.kept(_TABLE, Path("some.parquet"))
+        chosen = Sieve(node)
+        chosen.check(_TABLE.schema, Path("some.parquet"))
+        return chosen.kept(_TABLE, Path("some.parquet"))
 
     return read
