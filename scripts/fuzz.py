@@ -10,7 +10,6 @@ import argparse
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +82,8 @@ def _play(targets: list[Target], given: list[Path]) -> int:
     files = [file for path in given for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     fuzz_targets.bound_memory()
     found = 0
-    with tempfile.TemporaryDirectory(prefix="fwconvert-fuzz-") as scratch:
-        player = fuzz_targets.Player(target, Path(scratch))
+    with fuzz_targets.scratch() as folder:
+        player = fuzz_targets.Player(target, folder)
         for file in files:
             played = player.play(file.read_bytes())
             found += played.ended == "found"
@@ -110,8 +109,9 @@ def _fuzz(target: Target, args: argparse.Namespace, findings: Path) -> _Fuzzed:
         left = int(ends - time.monotonic())
         if left < 1:
             break
-        command = _command(target, corpus, findings, left)
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        with fuzz_targets.scratch() as scratch:  # Here: libFuzzer ends its process without leaving blocks.
+            command = _command(target, [scratch, findings, corpus, target.seeds], left)
+            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         told = ended.stdout.decode(errors="replace")
         with log.open("a", encoding="utf-8") as file:
             file.write(told)
@@ -128,7 +128,9 @@ def _fuzz(target: Target, args: argparse.Namespace, findings: Path) -> _Fuzzed:
     return _Fuzzed(inputs, found)
 
 
-def _command(target: Target, corpus: Path, findings: Path, seconds: int) -> list[str]:
+def _command(target: Target, folders: list[Path], seconds: int) -> list[str]:
+    """Return the command that fuzzes a target. The folders: scratch, findings, corpus and seeds."""
+    findings = folders[1]
     words = findings / "words"
     spelt = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words)
     words.write_text("".join(f'"{word}"\n' for word in spelt), "utf-8")
@@ -136,9 +138,7 @@ def _command(target: Target, corpus: Path, findings: Path, seconds: int) -> list
         sys.executable,
         str(REPOSITORY / "scripts" / "fuzz_child.py"),
         target.name,
-        str(findings),
-        str(corpus),
-        str(target.seeds),
+        *map(str, folders),
         f"-max_total_time={seconds}",
         f"-timeout={_HANG_SECONDS}",
         f"-rss_limit_mb={_MOST_MB}",

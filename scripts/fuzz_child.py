@@ -4,12 +4,11 @@ An error that the target must not raise is kept with its input, once for each
 place that it comes from, and the fuzzer goes on. A crash, a hang or too much
 memory ends the process; the fuzzer has kept the input by then.
 
-    python fuzz_child.py TARGET FINDINGS [flags and folders of libFuzzer]
+    python fuzz_child.py TARGET SCRATCH FINDINGS [flags and folders of libFuzzer]
 """
 
 import random
 import sys
-import tempfile
 from pathlib import Path
 
 import atheris
@@ -27,28 +26,27 @@ _STRUCTURED = 0.7
 
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
-    name, findings, *flags = sys.argv[1:]
+    name, scratch, findings, *flags = sys.argv[1:]
     target = fuzz_targets.TARGETS[name]
-    with tempfile.TemporaryDirectory(prefix="fwconvert-fuzz-") as scratch:
-        player = fuzz_targets.Player(target, Path(scratch))
-        fuzz_targets.bound_memory()
+    player = fuzz_targets.Player(target, Path(scratch))
+    fuzz_targets.bound_memory()
 
-        def one_input(data: bytes) -> None:
-            played = player.play(data)
-            if played.ended == "found":
-                _keep(Path(findings), played, data)
+    def one_input(data: bytes) -> None:
+        played = player.play(data)
+        if played.ended == "found":
+            _keep(Path(findings), played, data)
 
-        def changed(data: bytes, most: int, seed: int) -> bytes:
-            dice = random.Random(seed)
-            if dice.random() < _STRUCTURED:
-                new = target.mutate(data, dice)
-                if new != data and len(new) <= most:
-                    return new
-            found: bytes = atheris.Mutate(data, most)
-            return found
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        dice = random.Random(seed)
+        if dice.random() < _STRUCTURED:
+            new = target.mutate(data, dice)
+            if new != data and len(new) <= most:
+                return new
+        found: bytes = atheris.Mutate(data, most)
+        return found
 
-        atheris.Setup([sys.argv[0], *flags], one_input, custom_mutator=changed)
-        atheris.Fuzz()
+    atheris.Setup([sys.argv[0], *flags], one_input, custom_mutator=changed)
+    atheris.Fuzz()
 
 
 def _keep(folder: Path, played: fuzz_targets.Played, data: bytes) -> None:

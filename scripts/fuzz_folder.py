@@ -167,8 +167,7 @@ def join_receipt(scratch: Path) -> Callable[[bytes], object]:
 
 
 def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
-    recipe = saved_plan.read_plan(folder)
-    sources = folder.path.parent / "sources"
+    recipe, current = saved_plan.read_plan(folder), session.new()
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
@@ -179,18 +178,18 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
         looks.look(lambda: receipt.read(path, kind, recipe.recipe_id))  # type: ignore[type-var]
         looks.look(lambda: status.status(folder.path))
         looks.look(lambda: verify.verify(folder.path, threads=1))
-        looks.look(lambda: _gone_on(folder, recipe, sources))
+        looks.look(lambda: _gone_on(folder, recipe, current))
         looks.raise_if_any_refused()
         return None
 
     return read
 
 
-def _gone_on(folder: RunFolder, recipe: Recipe, sources: Path) -> object:
+def _gone_on(folder: RunFolder, recipe: Recipe, current: session.Session) -> object:
     """Survey a run and begin to join it, as a session does; nothing is withdrawn or made."""
     found = survey.survey(folder, recipe)
-    origin = LocalOrigin(recipe.source, sources)
-    work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
+    origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
+    work = Work(folder, recipe, current, origin, SilentObserver(), StopSwitch(), found)
     if work.missing:
         return work.manifest()
     return work.misfits, [*islice(work.join_orders(), _SOME)], work.manifest(complete=work.is_complete)

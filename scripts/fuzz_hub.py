@@ -51,6 +51,7 @@ def headers(_scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         hub.status, hub.headers, hub.body = _parsed(data)
+        client().session().cookies.clear()  # One input has nothing to do with the next.
         dataset, refused, has_read = Dataset(_NAME, _COMMIT), None, False
         for look in (lambda: _poured(dataset, 0), lambda: _poured(dataset, 500), lambda: dataset.files("")):
             try:

@@ -6,10 +6,13 @@ within its seconds and its memory. Anything else is a finding. No target needs
 the fuzzer, so that every input can be played once more without it.
 """
 
+import os
 import resource
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +88,15 @@ class Player:
         if self._peak - before > MOST_BYTES:
             return Played("found", f"took {self._peak - before:,} bytes of memory", "large")
         return played
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Have a folder during the block: in memory, if that can be, since inputs may be synced to the disk."""
+    memory = Path("/dev/shm")
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fwconvert-fuzz-", dir=place) as folder:
+        yield Path(folder)
 
 
 def bound_memory() -> None:
