@@ -104,7 +104,7 @@ def compressed_shard(scratch: Path) -> Callable[[bytes], object]:
 def _shard(scratch: Path, data: bytes, ending: str) -> object:
     """Read a file under names that say what it is, or do not; raise what refuses it in every way."""
     read, refused = False, None
-    names = [f"a_train_000.bin{ending}", f"a_train_000.npy{ending}", f"train.bin{ending}"]
+    names = [f"a_train_000.bin{ending}", f"train.bin{ending}"]
     for name in names:
         path = scratch / name
         path.write_bytes(data)

@@ -155,8 +155,10 @@ def plan(scratch: Path) -> Callable[[bytes], object]:
 
 
 def job_receipt(scratch: Path) -> Callable[[bytes], object]:
-    """Return what goes on with a run in which the receipt of a job is the input."""
+    """Return what goes on with a run in which the receipt of a job is the input; its tails await the join."""
     folder = _copy(scratch)
+    shutil.copytree(scratch / "tails", folder.tails)
+    shutil.rmtree(folder.joins)
     return _resumed(folder, min(folder.receipts.iterdir()), Receipt)
 
 
