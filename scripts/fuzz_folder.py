@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,6 @@ from fwconvert.folder import RunFolder, holder
 from fwconvert.origin import LocalOrigin
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.run import SilentObserver
-from fwconvert.run_manifest import RunManifest
 from fwconvert.shard import header
 from fwconvert.watching import StopSwitch
 from fwconvert.work import Work
@@ -105,19 +104,19 @@ def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
             folder.manifest.write_bytes(records.lines(records.fields(found)))
         looks = _Looks()
         looks.look(lambda: status.status(folder.path))
-        _look_at_run(folder, found, looks)
+        _look_at_run(folder, found.shards[:_SOME], looks)
         looks.raise_if_any_refused()
         return None
 
     return read
 
 
-def _look_at_run(folder: RunFolder, found: RunManifest, looks: _Looks) -> None:
+def _look_at_run(folder: RunFolder, lines: Sequence[ShardLine], looks: _Looks) -> None:
     out, sources = folder.path, folder.path.parent / "sources"
     looks.look(lambda: verify.verify(out, threads=1))
     looks.look(lambda: export_run.Export(out, export_run.Changes()))
     looks.look(lambda: show.numbered(out, 1))
-    for line in found.shards[:_SOME]:
+    for line in lines:
         looks.look(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
         for place in (0, line.tokens // 2, line.tokens - 1):
             # The sources are named: otherwise it would ask the hub.
@@ -242,7 +241,7 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
         found = msgspec.structs.replace(good, shards=lines)
         folder.manifest.write_bytes(records.lines(records.fields(found)))
         looks = _Looks()
-        _look_at_run(folder, found, looks)
+        _look_at_run(folder, [told], looks)
         looks.raise_if_any_refused()
         return None
 
