@@ -198,7 +198,7 @@ def gone_on(run: RunFolder) -> bounded.Ended:
 
 def assert_untouched(run: RunFolder, whole: dict[str, str]) -> None:
     assert (run.path.parent / "precious.bin").read_bytes() == b"precious"
-    assert {path.name for path in run.path.parent.iterdir()} == {"out", "sources", "precious.bin"}
+    assert {path.name for path in run.path.parent.iterdir()} == {"out", "sources", "tails", "precious.bin"}
     assert runner.tree(run.path) == whole
 
 
