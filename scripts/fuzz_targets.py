@@ -30,7 +30,7 @@ SEEDS = REPOSITORY / "tests" / "hostile" / "seeds"
 
 # Seconds of the processor, and bytes, that an input of a few KB may cost.
 MOST_SECONDS = 5.0
-MOST_BYTES = 200 * 10**6
+MOST_BYTES = 300 * 10**6
 _SPARE_BYTES = 10**9
 
 
