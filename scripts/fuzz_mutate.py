@@ -223,7 +223,7 @@ def zstd_frame(data: bytes, dice: random.Random) -> bytes:
         content = shard_header(content or b"\0", dice) * dice.choice((1, 1, 1, 2, 1000))
         return _packed(content, dice)
     if kind == 3:  # Zeros by the megabyte: nothing is smaller for its size.
-        return _packed(bytes(dice.choice((2**16, 2**20, 2**22))), dice)
+        return _packed(bytes(dice.choice((2**12, 2**16, 2**20))), dice)
     if kind == 4 and len(data) > 14:  # The description of a frame stands in its first bytes.
         frame, at = bytearray(data), dice.randrange(4, 14)
         frame[at] = dice.choice((0, 1, 127, 128, 255, frame[at] ^ 1 << dice.randrange(8)))
