@@ -91,7 +91,7 @@ def test_words_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.skipif(util.find_spec("atheris") is None, reason="the fuzzer atheris is not installed")
 def test_the_fuzzer_reaches_more_than_its_seeds_do(tmp_path: Path) -> None:
-    done = fuzz("where", "--seconds", 10, "--findings", tmp_path / "f", "--corpus", tmp_path / "corpus")
+    done = fuzz("where", "--seconds", 5, "--findings", tmp_path / "f", "--corpus", tmp_path / "corpus")
 
     assert "where: " in done.stdout, done.stdout + done.stderr
     assert "NOTHING" not in done.stdout
