@@ -20,7 +20,7 @@ TARGETS = sorted(folder.name for folder in SEEDS.iterdir() if folder.is_dir())
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wants a limit of memory that is kept")
 
 
-def fuzz(*words: object, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
+def fuzz(*words: object, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
     """Run what scripts/fuzz runs, in the environment of these tests."""
     return subprocess.run(
         [sys.executable, str(SCRIPTS / "fuzz.py"), *map(str, words)],
