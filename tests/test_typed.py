@@ -60,7 +60,7 @@ def test_a_recipe_of_other_types_is_refused_and_it_is_said_what_is_allowed(
 
 
 @pytest.mark.parametrize(
-    "rule", [{"limit_tokens": 1e5}, {"eot": "After"}, {"eot": "\\ud800"}, {"min_score": "3"}], ids=str
+    "rule", [{"limit_tokens": 1e5}, {"eot": "After"}, {"eot": "\ud800"}, {"min_score": "3"}], ids=str
 )
 def test_a_recipe_that_was_made_by_hand_is_refused_before_anything_is_written(
     rule: dict[str, Any], tmp_path: Path
