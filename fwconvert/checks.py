@@ -22,6 +22,7 @@ def check_rules(rules: Rules) -> Rules:
         _check_name(rules.name)
         kind.check_name(rules.name)
     _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)
+    _check_text_column(rules.text_column)
     if not 1 <= rules.block_digits <= 20:
         raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
     _check_compression(rules)
@@ -64,6 +65,16 @@ def _check_name(name: str) -> None:
                 given=repr(name),
             )
         )
+
+
+def _check_text_column(name: str) -> None:
+    """Raise UsageError for bytes that are no text, as a command line may hold them; no record can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            message("--text-column is no text", "name a column of the sources", given=ascii(name))
+        ) from None
 
 
 def _check_choice(rules: Rules) -> None:

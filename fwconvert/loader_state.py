@@ -69,5 +69,5 @@ def _parsed(given: object) -> State:
     plain: dict[Any, Any] = dict(given)
     try:
         return msgspec.convert(plain, State)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # Half a character is none to msgspec.
         raise UsageError(message("this is not the state of a loader", advice, reason=error)) from error

@@ -38,7 +38,7 @@ LONG_INDEX_TYPE = np.dtype([("start", "<u8"), ("row", "<u4")])
 
 def numpy_type(token_type: TokenType) -> np.dtype[Any]:
     """Return the type of a token on disk, little-endian on every machine."""
-    return np.dtype("<u2" if token_type == "uint16" else "<u4")
+    return np.dtype("<u2" if token_type == "uint16" else "<u4")  # noqa: S105  # a piece of text, no password
 
 
 def index_type(kind: Format) -> np.dtype[Any]:

@@ -134,7 +134,7 @@ class _Surveyor:
             found.known_sources[made.path] = made.source_sha256
             self._withdraw(claim.path, claim.wrong, f"{made.path} will be converted again")
         elif claim.wrong:
-            assert isinstance(made, JoinReceipt)
+            assert isinstance(made, JoinReceipt)  # noqa: S101  # for mypy: there is no third kind
             self._withdraw(claim.path, claim.wrong, f"{made.shard.name} will be joined again")
         elif isinstance(made, Receipt):
             found.jobs[made.path] = made

@@ -23,7 +23,7 @@ def check(given: object) -> None:
         value = getattr(given, name)
         try:
             msgspec.convert(value, kind)
-        except (msgspec.ValidationError, OverflowError):
+        except (msgspec.ValidationError, OverflowError, UnicodeError):
             raise UsageError(
                 message(
                     f"{name} cannot be this",

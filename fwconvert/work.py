@@ -210,7 +210,7 @@ class Work:
     def done(self, order: Order, receipt: Receipt | JoinReceipt) -> None:
         """Keep a receipt; what it makes unnecessary is removed."""
         if isinstance(receipt, Receipt):
-            assert isinstance(order, ConvertOrder)
+            assert isinstance(order, ConvertOrder)  # noqa: S101  # for mypy: whose receipt it is
             self._job_done(order, receipt)
         else:
             self._join_done(receipt)

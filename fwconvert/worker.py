@@ -17,7 +17,7 @@ import msgspec
 from fwconvert import atomic, names, pack, process, receipt, source
 from fwconvert.addresses import plain
 from fwconvert.documents import Documents
-from fwconvert.errors import FwconvertError, OutputError, SourceError, Stopped, message
+from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
 from fwconvert.exported import ExportedDocuments
 from fwconvert.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
@@ -70,6 +70,13 @@ def convert(order: ConvertOrder) -> Receipt:
     return made
 
 
+def _refuse_other_count(what: str, written: int, wanted: int) -> None:
+    """Raise ShardError if tokens were lost or doubled on the way: nothing of it may get a name."""
+    if written != wanted:
+        wrong = "not as many tokens were written as there are; nothing was published"
+        raise ShardError(message(wrong, of=what, written=f"{written:,}", wanted=f"{wanted:,}"))
+
+
 def join(order: JoinOrder) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
@@ -83,7 +90,7 @@ def join(order: JoinOrder) -> JoinReceipt:
             writer.write(piece)
             process.show(writer.tokens, order.tokens)
             process.stop_if_asked()
-        assert writer.tokens == order.tokens, f"{writer.tokens} tokens joined of {order.tokens}"
+        _refuse_other_count(order.name, writer.tokens, order.tokens)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
         writer.publish(folder.shard(order.name), folder.shard_index(order.name))
@@ -127,7 +134,7 @@ class _Blocks:
         for syncing in self._syncing:
             syncing.result()
         written = sum(writer.tokens for writer in self._full) + tail.tokens
-        assert written == counts.tokens, f"{written} tokens written of {counts.tokens}"
+        _refuse_other_count(self._order.source.path, written, counts.tokens)
         return Receipt(
             recipe_id=context.recipe_id,
             path=self._order.source.path,

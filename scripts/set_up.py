@@ -8,6 +8,7 @@ works on it: the lock is the kernel's, and no crash can leave it behind.
 
     python set_up.py check run     exit 0 if `scripts/run` can start at once
     python set_up.py make test     make it so for `scripts/test`, which needs more
+    python set_up.py make fuzz     make it so for `scripts/fuzz`, which needs all of that and the fuzzer
 """
 
 import hashlib
@@ -25,8 +26,9 @@ VENV = REPOSITORY / ".venv"
 LOCK = VENV / "fwconvert-lock"
 STAMP = VENV / "fwconvert-stamp"
 
-# What the tests need includes all that a run needs.
-GOOD_FOR = {"run": ("run", "test"), "test": ("test",)}
+# What the fuzzer needs includes all that the tests need, and that all that a run needs.
+GOOD_FOR = {"run": ("run", "test", "fuzz"), "test": ("test", "fuzz"), "fuzz": ("fuzz",)}
+GROUP = {"test": "dev", "fuzz": "fuzz"}
 
 # Settings of a user's pip that would put packages outside the environment.
 MISLEADING = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
@@ -107,7 +109,7 @@ def clear() -> None:
 def commands(purpose: str, *, mendable: bool) -> list[list[str]]:
     """Return the commands that make the environment."""
     python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    tools = group("dev") if purpose == "test" else []
+    tools = group(GROUP[purpose]) if purpose in GROUP else []
     install = [str(python), "-I", "-m", "pip", "install", "--editable", str(REPOSITORY), *tools]
     create = [sys.executable, "-I", "-m", "venv", str(VENV)]
     return [install] if mendable else [create, install]

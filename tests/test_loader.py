@@ -360,13 +360,17 @@ def test_any_whole_number_is_a_seed_that_can_be_resumed(folder: Path, seed: int)
     assert rows(again) == wanted("shuffled", seed)[16:]
 
 
-@pytest.mark.parametrize("wrong", [None, "state", b"", [1], [("seed", 0)], 7, {1: 2}], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [None, "state", b"", [1], [("seed", 0)], 7, {1: 2}, {"\ud800": 0}], ids=repr
+)
 def test_only_a_mapping_of_words_is_a_state(folder: Path, wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"(?s)not the state of a loader.*Loader\.state"):
         Loader(folder, seq_len=SEQ_LEN).resume(wrong)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"order": "shuffled"}, {"epoch": "1"}, {"windows": -1}, {"new": 1}, {"\ud800": 1}]
+)
 def test_what_is_no_state_is_refused(folder: Path, wrong: dict[str, Any]) -> None:
     loader = Loader(folder, seq_len=SEQ_LEN)
     state = {**loader.state(), **wrong} if wrong.keys() - {"order"} else wrong

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent
-SCRIPTS = ("scripts/run", "scripts/test", "scripts/bench", ".ci/run")
+SCRIPTS = ("scripts/run", "scripts/test", "scripts/bench", "scripts/fuzz", ".ci/run")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts want bash")
 
@@ -101,7 +101,7 @@ def test_the_first_python_that_works_is_taken(clone: Path, tmp_path: Path) -> No
     assert (done.stdout, done.stderr) == ("python3.12\n", "")
 
 
-@pytest.mark.parametrize("purpose", ["run", "test"])
+@pytest.mark.parametrize("purpose", ["run", "test", "fuzz"])
 def test_a_finished_environment_runs_the_program_where_the_user_is(
     purpose: str, clone: Path, tmp_path: Path
 ) -> None:
@@ -180,3 +180,19 @@ def test_the_development_tools_are_those_of_the_project(clone: Path) -> None:
     assert set_up["group"]("dev") == ["pytest>=8", "ruff"]
     assert set_up["commands"]("test", mendable=True)[0][-2:] == ["pytest>=8", "ruff"]
     assert "ruff" not in set_up["commands"]("run", mendable=True)[0]
+
+
+def test_only_who_fuzzes_waits_for_the_fuzzer() -> None:
+    set_up = runpy.run_path(str(SOURCE / "scripts/set_up.py"))
+    tools = {purpose: set_up["commands"](purpose, mendable=True)[0] for purpose in set_up["GOOD_FOR"]}
+    with_fuzzer = {purpose for purpose, words in tools.items() if any("atheris" in word for word in words)}
+    assert with_fuzzer == {"fuzz"}
+    assert {*tools["test"]} < {*tools["fuzz"]}
+
+
+@pytest.mark.parametrize("words", [["--list"], ["where", "--input", "a file"]])
+def test_inputs_are_played_again_in_an_environment_without_the_fuzzer(words: list[str], clone: Path) -> None:
+    finish_environment(clone, "run")
+    done = call(clone / "scripts/fuzz", *words, PYTHON="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-len(words) :] == words

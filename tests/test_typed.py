@@ -59,7 +59,9 @@ def test_a_recipe_of_other_types_is_refused_and_it_is_said_what_is_allowed(
     assert told in str(refused.value)
 
 
-@pytest.mark.parametrize("rule", [{"limit_tokens": 1e5}, {"eot": "After"}, {"min_score": "3"}], ids=str)
+@pytest.mark.parametrize(
+    "rule", [{"limit_tokens": 1e5}, {"eot": "After"}, {"eot": "\ud800"}, {"min_score": "3"}], ids=str
+)
 def test_a_recipe_that_was_made_by_hand_is_refused_before_anything_is_written(
     rule: dict[str, Any], tmp_path: Path
 ) -> None:

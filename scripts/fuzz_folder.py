@@ -1,0 +1,287 @@
+"""Run folders with one record or index of somebody else's, given to every command that reads it.
+
+The folder is a finished run of the real program. Where a record is sealed by a
+digest, the input is sealed anew: who means ill can do so too.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import fwconvert
+from fwconvert import (
+    catalog,
+    export_run,
+    places,
+    receipt,
+    records,
+    run_manifest,
+    saved_plan,
+    session,
+    show,
+    status,
+    survey,
+    trace,
+    verify,
+    verify_shard,
+    vocabulary,
+)
+from fwconvert.config import Recipe, Rules
+from fwconvert.demo import Corpus
+from fwconvert.errors import FwconvertError
+from fwconvert.folder import RunFolder, holder
+from fwconvert.origin import LocalOrigin
+from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
+from fwconvert.run import SilentObserver
+from fwconvert.shard import header
+from fwconvert.watching import StopSwitch
+from fwconvert.work import Work
+
+_RUN = Path(__file__).resolve().parent.parent / "tests" / "hostile" / "run"
+# Orders of a join, batches of a loader, shards of a manifest: more of the same finds nothing new.
+_SOME = 4
+
+
+class _Looks:
+    """Lets each of several looks refuse, and tells afterwards whether all of them did, or any."""
+
+    def __init__(self) -> None:
+        self._last: FwconvertError | None = None
+        self._has_read = False
+
+    def look(self, at: Callable[[], object]) -> None:
+        try:
+            at()
+            self._has_read = True
+        except FwconvertError as error:
+            self._last = error
+
+    def raise_if_any_refused(self) -> None:
+        if self._last is not None:
+            raise self._last
+
+    def raise_if_none_read(self) -> None:
+        if not self._has_read:
+            self.raise_if_any_refused()
+
+
+def _copy(scratch: Path) -> RunFolder:
+    shutil.copytree(_RUN, scratch, dirs_exist_ok=True)
+    return RunFolder(scratch / "out")
+
+
+def source_manifest(scratch: Path) -> Callable[[bytes], object]:
+    """Return what reads a source manifest, and makes a recipe of it."""
+    path, folder = scratch / "manifest.json", _copy(scratch)
+    rules = saved_plan.read_plan(folder).rules
+
+    def read(data: bytes) -> object:
+        path.write_bytes(data)
+        found = catalog.find(str(path))
+        catalog.locate(found, scratch)
+        return Recipe(found, rules).ids
+
+    return read
+
+
+def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
+    """Return what reads a run manifest in all the ways there are."""
+    folder = _copy(scratch)
+
+    def read(data: bytes) -> object:
+        folder.manifest.write_bytes(data)
+        found = run_manifest.read(folder)
+        with suppress(FwconvertError):
+            found = msgspec.structs.replace(found, recipe_id=found.recipe().recipe_id)
+            folder.manifest.write_bytes(records.lines(records.fields(found)))
+        looks = _Looks()
+        looks.look(lambda: status.status(folder.path))
+        _look_at_run(folder, found.shards[:_SOME], looks)
+        looks.raise_if_any_refused()
+        return None
+
+    return read
+
+
+def _look_at_run(folder: RunFolder, lines: Sequence[ShardLine], looks: _Looks) -> None:
+    out, sources = folder.path, folder.path.parent / "sources"
+    looks.look(lambda: verify.verify(out, threads=1))
+    looks.look(lambda: export_run.Export(out, export_run.Changes()))
+    looks.look(lambda: show.numbered(out, 1))
+    for line in lines:
+        looks.look(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
+        for place in (0, line.tokens // 2, line.tokens - 1):
+            # The sources are named: otherwise it would ask the hub.
+            looks.look(lambda at=f"{line.name}:{place}": trace.trace(out, at, sources))  # type: ignore[misc]
+    for order in ("sequential", "documents"):
+        looks.look(lambda order=order: _served(out, order))  # type: ignore[misc]
+
+
+def _served(out: Path, order: Any) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of shards shorter than a window.
+        return [*islice(fwconvert.Loader(out, seq_len=16, batch=1, order=order, partial=True), _SOME)]
+
+
+def plan(scratch: Path) -> Callable[[bytes], object]:
+    """Return what reads a plan: alone, since beside receipts it is made again."""
+    folder, known = _copy(scratch), None
+    known = saved_plan.read_plan(folder)
+    shutil.rmtree(folder.receipts)
+
+    def read(data: bytes) -> object:
+        with suppress(FwconvertError):
+            saved = records.decode(data, saved_plan.SavedPlan, "plan")
+            data = records.encode(msgspec.structs.replace(saved, recipe_id=saved.recipe.recipe_id))
+        folder.plan.write_bytes(data)
+        looks = _Looks()
+        for look in (saved_plan.read_plan, lambda at: status.status(at.path), saved_plan.has_plan):
+            looks.look(lambda look=look: look(folder))  # type: ignore[misc]
+        looks.look(lambda: saved_plan.adopt(folder, known))
+        looks.look(lambda: saved_plan.known_sources(folder, known))
+        looks.raise_if_any_refused()
+        return None
+
+    return read
+
+
+def job_receipt(scratch: Path) -> Callable[[bytes], object]:
+    """Return what goes on with a run in which the receipt of a job is the input; its tails await the join."""
+    folder = _copy(scratch)
+    shutil.copytree(scratch / "tails", folder.tails)
+    shutil.rmtree(folder.joins)
+    return _resumed(folder, min(folder.receipts.iterdir()), Receipt)
+
+
+def join_receipt(scratch: Path) -> Callable[[bytes], object]:
+    """Return what goes on with a run in which the receipt of a joined shard is the input."""
+    folder = _copy(scratch)
+    return _resumed(folder, min(folder.joins.iterdir()), JoinReceipt)
+
+
+def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
+    recipe, current = saved_plan.read_plan(folder), session.new()
+
+    def read(data: bytes) -> object:
+        path.write_bytes(data)
+        with suppress(FwconvertError):
+            made = msgspec.structs.replace(records.decode(data, kind, "receipt"), recipe_id=recipe.recipe_id)
+            receipt.publish(made, path)
+        looks = _Looks()
+        looks.look(lambda: receipt.read(path, kind, recipe.recipe_id))  # type: ignore[type-var]
+        looks.look(lambda: status.status(folder.path))
+        looks.look(lambda: verify.verify(folder.path, threads=1))
+        looks.look(lambda: _gone_on(folder, recipe, current))
+        looks.raise_if_any_refused()
+        return None
+
+    return read
+
+
+def _gone_on(folder: RunFolder, recipe: Recipe, current: session.Session) -> object:
+    """Survey a run and begin to join it, as a session does; nothing is withdrawn or made."""
+    found = survey.survey(folder, recipe)
+    origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
+    work = Work(folder, recipe, current, origin, SilentObserver(), StopSwitch(), found)
+    if work.missing:
+        return work.manifest()
+    return work.misfits, [*islice(work.join_orders(), _SOME)], work.manifest(complete=work.is_complete)
+
+
+def small_records(scratch: Path) -> Callable[[bytes], object]:
+    """Return what reads the input as each of the small records."""
+    folder = _copy(scratch)
+    folder.make()
+    job = min(folder.receipts.iterdir()).name
+    loader = fwconvert.Loader(folder.path, seq_len=16, batch=1)
+
+    def read(data: bytes) -> object:
+        at = folder.sessions / "20240101T000000Z-000000.json"
+        for path in (at, folder.quarantine / job, folder.places, folder.private / "lock"):
+            path.write_bytes(data)
+        looks = _Looks()
+        for kind in (session.Session, Quarantined, places.Places, Corpus):
+            looks.look(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
+        looks.look(lambda: loader.resume(_mapping(data)))
+        for look in (session.all_of, places.read, holder, lambda at: status.status(at.path)):
+            look(folder)  # These never refuse: what they cannot read is as if it were not there.
+        looks.raise_if_none_read()
+        return None
+
+    return read
+
+
+def _mapping(data: bytes) -> Mapping[str, Any]:
+    """Return what a trainer's checkpoint may hold."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def document_index(scratch: Path) -> Callable[[bytes], object]:
+    """Return what reads the input as the index of a token shard whose manifest says that it is right."""
+    folder = _copy(scratch)
+    good = run_manifest.read(folder)
+    line = good.shards[-2]  # The joined one: of several sources.
+
+    def read(data: bytes) -> object:
+        folder.shard_index(line.name).write_bytes(data)
+        entries = len(data) // good.rules.kind.index_entry_bytes
+        told = msgspec.structs.replace(line, documents=entries, index_sha256=hashlib.sha256(data).hexdigest())
+        lines = tuple(told if one is line else one for one in good.shards)
+        found = msgspec.structs.replace(good, shards=lines)
+        folder.manifest.write_bytes(records.lines(records.fields(found)))
+        looks = _Looks()
+        _look_at_run(folder, [told], looks)
+        looks.raise_if_any_refused()
+        return None
+
+    return read
+
+
+def sidecars(scratch: Path) -> Callable[[bytes], object]:
+    """Return what audits a shard beside which the input stands, as Megatron-LM's and datatrove's files."""
+    folder = RunFolder(scratch)
+    folder.make()
+    known = vocabulary.find("bytes")
+    tokens, starts = [104, 105, 256] * 4, [0, 3, 6, 9]
+    body = b"".join(token.to_bytes(2, "little") for token in tokens)
+    index = b"".join(
+        start.to_bytes(4, "little") + row.to_bytes(4, "little") for row, start in enumerate(starts)
+    )
+
+    def read(data: bytes) -> object:
+        for kind in ("megatron", "datatrove"):
+            rules = Rules(
+                "bytes", known.sha256, "after", "uint16", "text", 12, 0, "independent", kind, "a", 3
+            )
+            name = f"a_train_00000_000{rules.kind.suffix}"
+            content = header("uint16", len(tokens), rules.kind) + body
+            folder.shard(name).write_bytes(content)
+            folder.shard_index(name).write_bytes(index)
+            beside = []
+            for suffix in rules.kind.sidecars:
+                one = name.removesuffix(rules.kind.suffix) + suffix
+                folder.shard(one).write_bytes(data)
+                beside.append(Sidecar(one, len(data), _sha256(data)))
+            line = ShardLine(
+                name, "train", len(tokens), len(starts), len(content), _sha256(content), _sha256(index),
+                ((0, 0),), tuple(beside),
+            )  # fmt: skip
+            verify_shard.audit(folder, rules, known, line, [0])
+        return None
+
+    return read
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
