@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import atomic
+from fwconvert import atomic, files
 from fwconvert.config import TokenType
 from fwconvert.errors import ManifestError, UsageError, message
 
@@ -206,8 +206,7 @@ def _cached_name(vocabulary: Vocabulary) -> str:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_TABLE_BYTES)
+    return files.read(path, MOST_TABLE_BYTES)
 
 
 def _sha256(content: bytes) -> str:
