@@ -16,12 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from fwconvert import files
 from fwconvert.blocks import UNSUPPORTED, File, sync
 from fwconvert.errors import OutputError, message
 
 # O_BINARY exists on Windows only; O_NOFOLLOW and O_CLOEXEC do not exist there.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _FLAGS |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+# Never for others to write to, whatever the umask; a team that shares a folder says so with its umask.
+_FOLDER_MODE = 0o775
 
 
 class Output:
@@ -104,19 +108,25 @@ def replace(path: Path, content: bytes, temporary: Path | None = None) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, durably."""
+    """Make a folder and its missing parents, durably; none of them is for others to write to."""
+    for made in have_folder(path):
+        sync_folder(made.parent)
+
+
+def have_folder(path: Path) -> list[Path]:
+    """Make a folder and its missing parents, not durably yet; return those that were missing."""
     with writing(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
+        for folder in (*reversed(missing), path):  # mkdir(parents=True) has a mode of its own for parents.
+            folder.mkdir(_FOLDER_MODE, exist_ok=True)
+    return missing
 
 
 def refuse_link(path: Path) -> None:
-    """Raise OutputError if a folder of ours is a link: what is removed there would be somebody else's."""
+    """Raise OutputError if a folder of ours is a link: what is made and removed there is somebody else's."""
     if path.is_symlink():
         raise OutputError(
-            message("a folder inside the output is a link", "remove the link, then run again", folder=path)
+            message("a folder of ours is a link", "remove the link, then run again", folder=path)
         )
 
 
@@ -136,7 +146,7 @@ def sync_folder(path: Path) -> None:
     if os.name == "nt":
         return
     with writing(path):
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             sync(descriptor)
         except OSError as error:
@@ -173,6 +183,14 @@ def writing(path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def _what_failed(path: Path, error: OSError, needed: int) -> str:
+    if isinstance(error, files.Refused):
+        return message(
+            "the output cannot be written: something else lies where a file of ours belongs",
+            "find out who put it there and remove it, then run the same command again:"
+            " it goes on where it stopped",
+            file=path,
+            found=error.strerror,
+        )
     name = errno.errorcode.get(error.errno or 0, "error")
     reason = f"{error.strerror or error} ({name})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

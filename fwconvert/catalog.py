@@ -14,14 +14,13 @@ that it may not read and follows links in circles: lost or doubled documents.
 
 import difflib
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from fwconvert import records
+from fwconvert import files, records
 from fwconvert.config import SourceManifest, SourceShard, Totals, is_safe
 from fwconvert.errors import UsageError, message
 
@@ -216,10 +215,11 @@ def _shard(root: Path, path: Path) -> SourceShard:
                 file=ascii(str(path)),
             )
         )
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(message("a source is not a regular file", "copy it into a file first", source=path))
-    return SourceShard(path=name, bytes=status.st_size)
+    try:
+        return SourceShard(path=name, bytes=files.state_of(path).st_size)
+    except files.Refused as error:
+        wrong, action = "a source is not a regular file", "copy it into a file first"
+        raise UsageError(message(wrong, action, source=path, found=error.strerror)) from None
 
 
 def _bare_names(manifest: SourceManifest) -> set[str]:

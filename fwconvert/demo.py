@@ -25,7 +25,7 @@ from string import capwords
 
 import platformdirs
 
-from fwconvert import atomic, records
+from fwconvert import atomic, files, records
 from fwconvert.config import SourceShard
 from fwconvert.errors import ManifestError
 
@@ -128,7 +128,7 @@ def _is_whole(record: Path, paths: tuple[Path, ...]) -> bool:
 def _write(path: Path, number: int) -> SourceShard:
     content = _parquet(_documents(number))
     # Left alone if right: another process may be reading it, and Windows replaces no open file.
-    if not (path.is_file() and path.read_bytes() == content):
+    if not files.holds(path, content):
         atomic.replace(path, content)
     return SourceShard(path.name, len(content), hashlib.sha256(content).hexdigest())
 

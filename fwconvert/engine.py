@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from fwconvert import process
+from fwconvert import files, process
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.orders import Failure, Order, Outcome
@@ -47,6 +47,8 @@ _FILES_FOR_A_FETCH = 4
 _FILES_FOR_ALL_ELSE = 32
 # What a worker, which has the limit of this process, may need for itself.
 _FILES_OF_A_WORKER = 64
+# Where the last words of a worker are looked for, at the end of its log.
+_LOG_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -354,8 +356,9 @@ def _ended_by(code: int | None) -> str:
 
 
 def _last_line(log: Path) -> str:
-    with suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()
+    with suppress(OSError), files.open_to_read(log) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+        lines = (file.read(_LOG_BYTES) or b"").decode(errors="replace").strip().splitlines()
         return next((line for line in reversed(lines) if "rror" in line), f"see {log}")
     return "none"
 

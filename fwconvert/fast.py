@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fwconvert import atomic, doubtful
+from fwconvert import atomic, doubtful, files
 from fwconvert.encoders import PRETOKENIZERS
 from fwconvert.process import resident_bytes
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
@@ -126,8 +126,8 @@ def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
     """Have a rank table in a file during the block: gigatoken reads it from files only."""
     path = folder / f"ranks-{uuid.uuid4().hex}.tiktoken"
     try:
-        with atomic.writing(path):
-            path.write_bytes(table)
+        with atomic.writing(path), files.create(path) as file:
+            file.write(table)
         yield path
     finally:
         atomic.remove(path)

@@ -6,6 +6,7 @@ server that ignores ranges costs time, not bytes: what we have is skipped.
 """
 
 import hashlib
+import io
 import os
 import sys
 import threading
@@ -13,9 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from fwconvert import atomic, names
+from fwconvert import atomic, files, names
 from fwconvert.config import SourceShard
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub import Dataset
@@ -61,9 +61,9 @@ class Fetching:
         no space for it. What came is kept in the folder `parts` for the next call.
         """
         while not self._is_there(file, place):
+            atomic.refuse_link(parts)
             for folder in (parts, place.parent):
-                with atomic.writing(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
+                atomic.have_folder(folder)
             with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
                 if not self._is_there(file, place):
                     try:
@@ -89,9 +89,9 @@ class Fetching:
     def is_right(self, file: SourceShard, place: Path) -> bool:
         """Tell whether the file that lies there is the one, as far as anybody can: by size and sha256."""
         try:
-            if not place.is_file() or place.stat().st_size != file.bytes:
+            if files.state_of(place).st_size != file.bytes:
                 return False
-            return file.sha256 is None or _sha256(place, self._pause) == file.sha256
+            return file.sha256 is None or files.sha256_of(place, self._tick) == file.sha256
         except OSError:  # Nobody can tell of what cannot be read.
             return False
 
@@ -151,6 +151,9 @@ class Fetching:
         if self.stop.wait(seconds) if seconds else self.stop.is_set():
             raise Stopped("stopped by the user")
 
+    def _tick(self, _: int) -> None:
+        self._pause(0)
+
     def _other_content(self, file: SourceShard, wrong: _OtherContent) -> str:
         return message(
             f"the server sent other bytes than the manifest lists, {_CONTENT_TRIES} times",
@@ -182,12 +185,12 @@ def _occupied(file: SourceShard, place: Path) -> str:
 
 def _described(place: Path, wanted: int) -> str:
     try:
-        if not place.is_file():
-            return "a folder, or a link that leads nowhere"
-        size = place.stat().st_size
-        return f"{size:,} bytes" if size != wanted else f"{size:,} bytes, sha256 {_sha256(place)}"
+        size = files.state_of(place).st_size
+        return f"{size:,} bytes" if size != wanted else f"{size:,} bytes, sha256 {files.sha256_of(place)}"
+    except FileNotFoundError:
+        return "a link that leads nowhere"
     except OSError as error:
-        return f"a file that cannot be read: {error.strerror}"
+        return f"something that cannot be read: {error.strerror}"
 
 
 class _Part:
@@ -203,7 +206,7 @@ class _Part:
     is published is always what was proven.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: io.FileIO) -> None:
         self._path = path
         self._file = file
         self._sha256 = hashlib.sha256()
@@ -216,7 +219,7 @@ class _Part:
         with _taken(path, pause):
             while True:
                 with atomic.writing(path):
-                    file = path.open("a+b", buffering=0)
+                    file = files.open_to_write(path, append=True)
                 with file:
                     if _locked(file):
                         part = cls(path, file)
@@ -309,7 +312,7 @@ def _take(path: Path) -> bool:
         return True
 
 
-def _locked(file: BinaryIO) -> bool:
+def _locked(file: io.FileIO) -> bool:
     if sys.platform == "win32":
         return True
     try:
@@ -321,18 +324,9 @@ def _locked(file: BinaryIO) -> bool:
     return True
 
 
-def _is_still(file: BinaryIO, path: Path) -> bool:
+def _is_still(file: io.FileIO, path: Path) -> bool:
     """Tell whether the open file has its name still; whoever had the lock may have published it."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def _sha256(path: Path, pause: Callable[[float], None] = lambda _: None) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while content := file.read(_READ_BYTES):
-            digest.update(content)
-            pause(0)
-    return digest.hexdigest()

@@ -5,9 +5,9 @@ against a second session that would do all the work twice.
 """
 
 import errno
+import io
 import os
 import socket
-import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -16,16 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fwconvert import atomic, names
-from fwconvert.errors import UsageError, message
+from fwconvert import atomic, files, names
+from fwconvert.errors import OutputError, UsageError, message
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
-
-# A link would let us write into a file elsewhere, and a pipe would let us wait.
-_LOCK_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 # Windows locks bytes, not files: lock one far behind the text, so that others can read who holds it.
 _LOCKED_BYTE = 2**20
@@ -61,6 +58,11 @@ class RunFolder:
     def places(self) -> Path:
         """Where the sources were on this machine: a hint."""
         return self.private / "places.json"
+
+    @cached_property
+    def lock(self) -> Path:
+        """What the session at work holds."""
+        return self.private / "lock"
 
     @cached_property
     def receipts(self) -> Path:
@@ -146,28 +148,35 @@ class RunFolder:
 
     def make(self) -> None:
         """Make all the folders."""
+        self.refuse_links()
         for folder in (
             self.path, self.private, self.index, self.receipts, self.joins, self.quarantine,
             self.tails, self.temporary, self.sessions, self.logs,
         ):  # fmt: skip
-            if folder != self.path:
-                atomic.refuse_link(folder)
             atomic.make_folder(folder)
+
+    def refuse_links(self) -> None:
+        """Raise OutputError if a folder of ours is a link; looks, and opens nothing.
+
+        The output folder itself may be one: whoever names it chooses where it leads.
+        """
+        for folder in (
+            self.private, self.index, self.receipts, self.joins, self.quarantine, self.tails,
+            self.sources, self.temporary, self.sessions, self.vocabularies, self.logs,
+        ):  # fmt: skip
+            atomic.refuse_link(folder)
 
 
 class Lock:
     """The right to run a session on a folder; the kernel frees it when its holder dies."""
 
     def __init__(self, folder: RunFolder, session: str) -> None:
-        path = folder.private / "lock"
+        path = folder.lock
         with atomic.writing(path):
-            self._descriptor = os.open(path, _LOCK_FLAGS | os.O_CREAT, 0o644)
-            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                os.close(self._descriptor)
-                raise OSError(errno.EINVAL, "not a regular file")
-        if not _lock_soon(self._descriptor):
-            who = _text(self._descriptor)
-            os.close(self._descriptor)
+            self._file = files.open_to_write(path)
+        if not _lock_soon(self._file.fileno()):
+            with self._file:
+                who = _text(self._file.fileno())
             raise UsageError(
                 message(
                     "another session is at work on this folder",
@@ -176,9 +185,13 @@ class Lock:
                     held_by=who,
                 )
             )
-        with atomic.writing(path):
-            os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, _who(session))
+        try:
+            with atomic.writing(path):
+                self._file.truncate(0)
+                self._file.write(_who(session))
+        except OutputError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -186,36 +199,33 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 def holder(folder: RunFolder) -> str:
     """Return who is at work on the folder ("pid 7 on host h, session s"), or "" if nobody is."""
-    path = folder.private / "lock"
     try:
-        descriptor = os.open(path, _LOCK_FLAGS)
+        file = _opened_to_look(folder)
     except OSError:
         return ""
-    try:
-        return "" if _try_lock(descriptor) else _text(descriptor)
-    finally:
-        os.close(descriptor)
+    with file:
+        return "" if _try_lock(file.fileno()) else _text(file.fileno())
 
 
 def is_deserted(folder: RunFolder) -> bool:
     """Tell whether it is certain that nobody is at work on the folder: the last was, on this machine."""
     try:
-        descriptor = os.open(folder.private / "lock", _LOCK_FLAGS)
+        with _opened_to_look(folder) as file:
+            _take_lock(file.fileno())
+            # A lock on a shared folder may be known to its own machine alone.
+            return f" on host {socket.gethostname()}, session " in _text(file.fileno())
     except OSError:
         return False
-    try:
-        _take_lock(descriptor)
-        # A lock on a shared folder may be known to its own machine alone.
-        return f" on host {socket.gethostname()}, session " in _text(descriptor)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+
+
+def _opened_to_look(folder: RunFolder) -> io.FileIO:
+    # Nothing is written, but NFS gives a lock of this kind only to whoever could.
+    return files.open_to_write(folder.lock, create=False)
 
 
 def _who(session: str) -> bytes:

@@ -256,8 +256,8 @@ class Dataset:
                 )
             )
         # So says the hub of private repositories, too, and only if it does not know the token otherwise.
-        no_token = "Invalid credentials in Authorization header"
-        unknown = status == 401 and reply.headers.get("X-Error-Message", "") != no_token
+        no_access = "Invalid credentials in Authorization header"
+        unknown = status == 401 and reply.headers.get("X-Error-Message", "") != no_access
         if code == "RepoNotFound" or (unknown and endpoint().startswith("https://")):
             return HubError(
                 message(

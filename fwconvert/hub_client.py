@@ -116,7 +116,7 @@ def _token() -> str | None:
     try:
         token = client().get_token()
     except UnicodeError:
-        token = "\N{REPLACEMENT CHARACTER}"
+        token = "\N{REPLACEMENT CHARACTER}"  # noqa: S105  # stands for one that cannot be read
     except OSError as error:
         raise HubError(
             message(

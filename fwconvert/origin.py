@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from fwconvert import atomic, catalog, fetch, names
+from fwconvert import atomic, catalog, fetch, files, names
 from fwconvert.config import SourceManifest, SourceShard
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
@@ -143,7 +143,7 @@ def _out_of_reach(path: Path) -> str:
 
     try:
         with reading(path):
-            path.stat()
+            files.state_of(path)
             if not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except SourceError as error:
@@ -294,7 +294,8 @@ class HubOrigin:
 
     def _remove_others(self, orders: Sequence[ConvertOrder]) -> None:
         """Remove what a session that was cut off has left of sources that are done."""
-        atomic.refuse_link(self._private)
+        for folder in (self._private, self._parts()):
+            atomic.refuse_link(folder)
         if self._keep is not None or not self._private.is_dir():
             return
         for order in orders:

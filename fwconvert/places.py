@@ -5,7 +5,7 @@ Private to the run's folder, and no decision rests on it: sources move.
 
 from pathlib import Path
 
-from fwconvert import records
+from fwconvert import files, records
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
@@ -22,7 +22,7 @@ def save(folder: RunFolder, root: Path | None) -> None:
     if root is None or not str(root).isprintable():
         return
     content = records.encode(Places(str(root.absolute()))) + b"\n"
-    if not folder.places.is_file() or folder.places.read_bytes() != content:
+    if not files.holds(folder.places, content):
         folder.write(folder.places, content)
 
 

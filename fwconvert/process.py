@@ -11,7 +11,9 @@ import threading
 from contextlib import suppress
 from ctypes import Array, c_int64
 from multiprocessing import connection, parent_process
+from pathlib import Path
 
+from fwconvert import files
 from fwconvert.errors import Stopped
 
 if sys.platform != "win32":
@@ -119,14 +121,16 @@ def stop_if_asked() -> None:
 
 def _print_into(log: str) -> None:
     """Send what libraries print (a Rust panic, a segmentation fault) to the log, not to the screen."""
+    open_standard_streams()  # The log must not get one of their numbers, and be closed with it.
     try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError:  # A disk that is full must not cost the worker; its output says so soon enough.
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    if descriptor > 2:
-        os.close(descriptor)
+        file = files.open_to_write(Path(log), append=True)
+    except OSError:
+        # A disk that is full must not cost the worker; its output says so soon enough. Nor must somebody
+        # who lays a link there: then nothing is kept of what is printed.
+        file = open(os.devnull, "wb", buffering=0)  # noqa: PTH123, SIM115
+    with file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     faulthandler.enable(2)
 
 

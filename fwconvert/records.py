@@ -7,15 +7,13 @@ record half understood on resume would mean wrong bytes later. Writing is
 canonical, so that equal records are equal bytes and may be hashed.
 """
 
-import errno
 import hashlib
-import os
-import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from fwconvert import files
 from fwconvert.errors import ManifestError, message
 
 # Large enough for the full FineWeb-Edu run (about 30,000 token shards), small
@@ -120,12 +118,7 @@ def read(path: Path, kind: type[R]) -> R:
 
 def _content(path: Path) -> bytes:
     """Return what is in a file, and a byte more than a record may have if there is more."""
-    # A pipe would be waited for, and a device has no end.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb") as file:  # noqa: PTH123  # Path has no descriptor
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return file.read(MOST_BYTES + 1)
+    return files.read(path, MOST_BYTES + 1)
 
 
 def _refuse_monsters(value: object) -> None:

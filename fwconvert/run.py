@@ -87,7 +87,9 @@ def convert(
     """
     observer = observer or SilentObserver()
     stop = stop or StopSwitch()
-    recipe = _listed(recipe, options, RunFolder(options.out.absolute()), observer, stop)
+    folder = RunFolder(options.out.absolute())
+    folder.refuse_links()  # Before anything is looked for in them.
+    recipe = _listed(recipe, options, folder, observer, stop)
     return make(recipe, options, Sources(recipe, options), observer, stop)
 
 
@@ -96,6 +98,7 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
     started = time.monotonic()
     check_rules(recipe.rules)  # A program may have made it by hand.
     folder = RunFolder(options.out.absolute())
+    folder.refuse_links()
     recipe = adopt(folder, recipe)
     origin = supply.origin(folder)
     finished = None if options.rehash else _already_complete(folder, recipe, origin, stop)
@@ -174,6 +177,8 @@ def _unclean(folder: RunFolder) -> frozenset[str]:
 def _trust(found: Survey) -> None:
     """Let receipts be as new as their files, which were found right: so they are not hashed each time."""
     for path, newest in found.proven.items():
+        if path.is_symlink():  # The time would be that of a file elsewhere.
+            continue
         with suppress(OSError):  # A folder that may only be read: they are hashed each time.
             os.utime(path, ns=(newest, newest))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fwconvert import atomic, names, records, run_manifest
+from fwconvert import atomic, files, names, records, run_manifest
 from fwconvert.config import Recipe, Rules, SourceShard
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
@@ -35,7 +35,7 @@ def save_plan(folder: RunFolder, recipe: Recipe) -> None:
         for left in (folder.quarantine, folder.tails):
             atomic.sweep(left)
     content = records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n"
-    if not folder.plan.is_file() or folder.plan.read_bytes() != content:
+    if not files.holds(folder.plan, content):
         folder.write(folder.plan, content)
 
 

@@ -6,10 +6,8 @@ and the only reader of both files; verify, show and the tests use the same
 reader.
 """
 
-import errno
 import io
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -20,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import names, process, zipped
+from fwconvert import files, names, process, zipped
 from fwconvert.atomic import Output
 from fwconvert.config import Rules, TokenType
 from fwconvert.errors import ShardError, message
@@ -153,18 +151,16 @@ def read_tokens(path: Path, token_type: TokenType, kind: Format = LLMC) -> NDArr
         content = _unzipped(path, kind, numpy_type(token_type).itemsize)
         _check_tokens(path, token_type, kind, content[: kind.header_bytes].tobytes(), len(content))
         return content[kind.header_bytes :].view(numpy_type(token_type))
-    with _reading(path) as descriptor:
-        size = os.fstat(descriptor).st_size
-        head = os.read(descriptor, kind.header_bytes)
+    head, size = _head(path, kind.header_bytes)
     _check_tokens(path, token_type, kind, head, size)
     return map_array(path, numpy_type(token_type), kind.header_bytes)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
+def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """Read the content of a token shard from its beginning, compressed or not."""
     if path.suffix != ZIPPED:
-        with path.open("rb") as file:
+        with io.BufferedReader(files.open_to_read(path)) as file:
             yield file
         return
     with zipped.unzipping(path) as content:
@@ -176,9 +172,14 @@ def token_count(path: Path, token_type: TokenType, kind: Format) -> int:
     if path.suffix == ZIPPED:
         head, size = zipped.head(path, kind.header_bytes), zipped.content_size(path)
     else:
-        with path.open("rb") as file:
-            head, size = file.read(kind.header_bytes), path.stat().st_size
+        head, size = _head(path, kind.header_bytes)
     return _check_tokens(path, token_type, kind, head, size)
+
+
+def _head(path: Path, most: int) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and its size."""
+    with _reading(path) as file:
+        return file.read(most) or b"", os.fstat(file.fileno()).st_size
 
 
 def _unzipped(path: Path, kind: Format, width: int) -> NDArray[np.uint8]:
@@ -226,26 +227,25 @@ def read_index(path: Path, kind: Format = LLMC) -> NDArray[Any]:
 
 def map_array(path: Path, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
     """Map a file of `kind` that begins at `offset`; an empty one gives an empty array."""
-    with _reading(path) as descriptor:
-        size = os.fstat(descriptor).st_size - offset
-    if size < 0 or size % kind.itemsize:
-        raise ShardError(message("a file is cut short", file=path, bytes=f"{size + offset:,}"))
-    if size == 0:  # An empty file cannot be mapped.
-        return np.empty(0, kind)
-    return np.memmap(path, kind, "r", offset)
+    with _reading(path) as file:
+        size = os.fstat(file.fileno()).st_size - offset
+        if size < 0 or size % kind.itemsize:
+            raise ShardError(message("a file is cut short", file=path, bytes=f"{size + offset:,}"))
+        if size == 0:  # An empty file cannot be mapped.
+            return np.empty(0, kind)
+        return np.memmap(file, kind, "r", offset)
+
+
+def read_array(path: Path, kind: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+    """Return a copy of so many numbers of `kind` that begin at `offset`, or as many as there are."""
+    with _reading(path) as file:
+        return np.fromfile(file, kind, count, offset=offset)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[int]:
+def _reading(path: Path) -> Iterator[io.FileIO]:
     try:
-        # Without O_NONBLOCK a pipe would be waited for.
-        flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-        descriptor = os.open(path, os.O_RDONLY | flags)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        with files.open_to_read(path) as file:
+            yield file
     except OSError as error:
         raise ShardError(message("a file cannot be read", file=path, reason=error.strerror)) from error

@@ -72,8 +72,8 @@ class Rows:
 
     def _read(self, copy: _Copy, located: Located) -> Row:
         wanted, file = self._run.manifest.sources[located.source], copy.file
-        if isinstance(file, Path) and file.stat().st_size != wanted.bytes:
-            raise SourceError(_another(copy.name, f"it has {file.stat().st_size:,} bytes"))
+        if isinstance(file, Path) and (size := source.size_of(file)) != wanted.bytes:
+            raise SourceError(_another(copy.name, f"it has {size:,} bytes"))
         row = source.read_row(file, copy.name, located.document.row, self._run.manifest.rules.text_column)
         if not self._gives(row, located):
             raise SourceError(_another(copy.name, f"row {located.document.row:,} has another text"))

@@ -5,7 +5,6 @@ stays the same file. It is mapped for a moment and a part of it copied, so that
 memory does not grow with the size of a token shard.
 """
 
-import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process, shard, stream, vocabulary
+from fwconvert import files, process, shard, stream, vocabulary
 from fwconvert.config import Rules
 from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine
 from fwconvert.stream import Passage
-
-_READ_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -169,19 +166,11 @@ def _believe(path: Path, sha256: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _sha256(path: Path, _: tuple[int, int, int]) -> str:
-    digest = hashlib.sha256()
-    part = memoryview(bytearray(_READ_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(part):
-            digest.update(part[:count])
-            process.stop_if_asked()
-    return digest.hexdigest()
+    return files.sha256_of(path, lambda _: process.stop_if_asked())
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    if path.exists() and not path.is_file():  # A pipe would be waited for.
-        raise _unreadable(path, "not a regular file")
     try:
         yield
     except OSError as error:

@@ -9,9 +9,6 @@ receipt is to be withdrawn, so that the job is done again. Looking changes
 nothing.
 """
 
-import hashlib
-import os
-import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fwconvert import limits, names, receipt
+from fwconvert import files, limits, names, receipt
 from fwconvert.config import Recipe, Rules, default_workers
 from fwconvert.errors import ManifestError, Stopped
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards, last_full
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
 
-_READ_BYTES = 4 * 2**20
 _TICK_SECONDS = 0.1
 
 
@@ -278,11 +274,9 @@ def shard_problem(folder: RunFolder, rules: Rules, line: ShardLine, look: Look |
 def _looked_at(file: _Recorded) -> tuple[str, int]:
     """Return what is wrong with a file as far as its size tells, or "", and when it was written to."""
     try:
-        state = file.path.stat()
+        state = files.state_of(file.path)
     except OSError as error:
         return f"{file.path.name} cannot be read ({error.strerror})", 0
-    if not stat.S_ISREG(state.st_mode):
-        return f"{file.path.name} is not a regular file", 0
     if state.st_size != file.bytes:
         return f"{file.path.name} has {state.st_size:,} bytes instead of {file.bytes:,}", 0
     return "", state.st_mtime_ns
@@ -290,7 +284,7 @@ def _looked_at(file: _Recorded) -> tuple[str, int]:
 
 def _wrong_hash(file: _Recorded, count: Callable[[int], None]) -> str:
     try:
-        if sha256_of(file.path, count) == file.sha256:
+        if files.sha256_of(file.path, count) == file.sha256:
             return ""
     except OSError as error:
         return f"{file.path.name} cannot be read ({error.strerror})"
@@ -332,14 +326,3 @@ class _Hashing:
             raise Stopped("stopped by the user")
         with self._lock:
             self._done += size
-
-
-def sha256_of(path: Path, count: Callable[[int], None] = lambda _: None) -> str:
-    """Return the sha256 of a file. `count` is given the bytes as they are read, and may raise to stop."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        part = memoryview(bytearray(min(_READ_BYTES, max(1, os.fstat(file.fileno()).st_size))))
-        while size := file.readinto(part):
-            digest.update(part[:size])
-            count(size)
-    return digest.hexdigest()

@@ -14,7 +14,15 @@ from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
 from fwconvert.receipt import Absorbed, Segment
-from fwconvert.shard import map_array, numpy_type, opened, read_index, tail_index_type, token_count
+from fwconvert.shard import (
+    map_array,
+    numpy_type,
+    opened,
+    read_array,
+    read_index,
+    tail_index_type,
+    token_count,
+)
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21
@@ -51,9 +59,7 @@ def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:
     """Return what reads a tail: reads, not maps, because what is mapped counts as a worker's memory."""
     kind, header_bytes = numpy_type(rules.token_type), rules.kind.header_bytes
     _check_length(path, len(map_array(path, kind, header_bytes)), segment)
-    return lambda begin, end: np.fromfile(
-        path, kind, end - begin, offset=header_bytes + begin * kind.itemsize
-    )
+    return lambda begin, end: read_array(path, kind, header_bytes + begin * kind.itemsize, end - begin)
 
 
 def _check_length(path: Path, tokens: int, segment: Segment) -> None:

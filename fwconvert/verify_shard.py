@@ -7,6 +7,7 @@ its first token continues a document) is left to whoever knows its neighbours;
 a Stretch is what they need to know.
 """
 
+import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,11 @@ from numpy.typing import NDArray
 from fwconvert import names, shard
 from fwconvert.config import Rules
 from fwconvert.errors import ShardError, printable
+from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine, Sidecar
 from fwconvert.scan import STEP, Scan
 from fwconvert.sidecars import Spans, sidecar_parts
-from fwconvert.survey import sha256_of
 from fwconvert.vocabulary import Vocabulary
 
 
@@ -202,10 +203,11 @@ class _Auditor:
                 self._tell(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
 
     def _is_there(self, path: Path, file: str, wanted: int) -> bool:
-        if not path.is_file():
-            self._tell(file, "is not a regular file" if path.exists() else "is missing")
+        try:
+            size = state_of(path).st_size
+        except (FileNotFoundError, Refused) as error:
+            self._tell(file, "is not a regular file" if isinstance(error, Refused) else "is missing")
             return False
-        size = path.stat().st_size
         self.files += 1
         self.bytes += size
         if size != wanted:
@@ -243,7 +245,7 @@ def first_fall(values: NDArray[Any]) -> int:
 def _first_difference(path: Path, content: Iterator[bytes]) -> int:
     """Return where a file first differs from `content`, up to the size of its parts; -1 if it does not."""
     position = 0
-    with path.open("rb") as file:
+    with io.BufferedReader(open_to_read(path)) as file:
         for part in content:
             if file.read(len(part)) != part:
                 return position

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import atomic
+from fwconvert import atomic, files
 from fwconvert.addresses import plain
 from fwconvert.config import TokenType
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
@@ -241,8 +241,7 @@ def _cached_name(vocabulary: Vocabulary) -> str:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_TABLE_BYTES)
+    return files.read(path, MOST_TABLE_BYTES)
 
 
 def _sha256(content: bytes) -> str:

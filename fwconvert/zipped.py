@@ -5,6 +5,7 @@ output depends on its version and its level, so both are part of the recipe;
 it does not depend on the number of threads, as long as there is one.
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process
+from fwconvert import files, process
 from fwconvert.atomic import Output
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
@@ -32,11 +33,11 @@ def _zstandard() -> Any:
 
 def zip_file(path: Path, output: Output, threads: int) -> None:
     """Write the content of a file into `output` as one frame."""
-    size = path.stat().st_size
+    size = files.state_of(path).st_size
     # No threads at all would give other bytes than one or more.
     compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
     frame = compressor.compressobj(size=size)
-    with path.open("rb", buffering=0) as file:
+    with files.open_to_read(path) as file:
         while part := file.read(STEP):
             output.write(frame.compress(part))
             process.stop_if_asked()
@@ -47,7 +48,7 @@ def zip_file(path: Path, output: Output, threads: int) -> None:
 def unzipping(path: Path) -> Iterator[Any]:
     """Read the content of a frame from its beginning to its end; what is wrong with it is a ShardError."""
     try:
-        with path.open("rb") as file, _zstandard().ZstdDecompressor().stream_reader(file) as content:
+        with _opened(path) as file, _zstandard().ZstdDecompressor().stream_reader(file) as content:
             yield content
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
@@ -65,7 +66,7 @@ def head(path: Path, most: int) -> bytes:
 def content_size(path: Path) -> int:
     """Return how many bytes a frame says that its content has."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             parameters = _zstandard().get_frame_parameters(file.read(18))
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
@@ -94,7 +95,7 @@ def _parts(path: Path) -> Iterator[bytes]:
     """Yield the content of a frame, and fail unless the frame is whole and nothing follows it."""
     frame = _zstandard().ZstdDecompressor().decompressobj()
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             while not frame.eof and (part := file.read(_SMALL_STEP)):
                 yield frame.decompress(part)
                 process.stop_if_asked()
@@ -103,6 +104,13 @@ def _parts(path: Path) -> Iterator[bytes]:
         raise _broken(path, error) from error
     if not frame.eof or rest:
         raise _broken(path, "something follows it" if rest else _CUT_SHORT)
+
+
+def _opened(path: Path) -> io.FileIO:
+    try:
+        return files.open_to_read(path)
+    except OSError as error:
+        raise _broken(path, error.strerror) from error
 
 
 def _broken(path: Path, reason: object) -> ShardError:

@@ -1,6 +1,7 @@
 """Only regular files are opened, nothing is waited for, and nothing is written through a link."""
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,48 @@ def test_an_empty_file_has_its_sha256_and_whoever_counts_may_stop(target: Path, 
 
     with pytest.raises(KeyboardInterrupt):
         files.sha256_of(target, tick)
+
+
+def test_a_new_file_is_made_only_where_nothing_is(target: Path, tmp_path: Path) -> None:
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nothing there")
+    for path in (target, dangling, tmp_path):
+        with pytest.raises(FileExistsError):
+            files.create(path)
+    with files.create(tmp_path / "new") as file:
+        file.write(b"new")
+    assert (tmp_path / "new").read_bytes() == b"new"
+    assert target.read_bytes() == b"precious"
+    assert not (tmp_path / "nothing there").exists()
+
+
+def test_no_more_is_read_than_was_asked_for(target: Path, tmp_path: Path) -> None:
+    assert files.read(target, 3) == b"pre"
+    assert files.read(target, 300) == b"precious"
+    hole = tmp_path / "hole"
+    hole.touch()
+    os.truncate(hole, 2**34)
+    assert files.read(hole, 3) == bytes(3)
+
+
+def test_a_file_holds_its_content_and_nothing_else_does(target: Path, tmp_path: Path) -> None:
+    assert files.holds(target, b"precious")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, content in (
+        (target, b"preciou"), (target, b"precious "), (target, b"Precious"),
+        (pipe, b""), (tmp_path, b""), (tmp_path / "nothing", b""), (target / "x", b""),
+    ):  # fmt: skip
+        assert not files.holds(path, content)
+
+
+def test_what_is_refused_says_what_it_is_also_between_processes(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(files.Refused) as caught:
+        files.state_of(pipe)
+
+    again = pickle.loads(pickle.dumps(caught.value))
+
+    assert str(again) == str(caught.value) == f"it is a pipe, not a regular file: {pipe}"
+    assert again.strerror == "it is a pipe, not a regular file"

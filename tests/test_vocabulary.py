@@ -196,7 +196,7 @@ def test_a_wrong_file_in_the_cache_is_left_alone_and_named(tmp_path: Path, cache
 
 def test_an_unreadable_cache_is_explained(tmp_path: Path, cache: Path) -> None:
     (cache / sha1(MADE_UP.url)).mkdir()
-    with pytest.raises(UsageError, match=r"directory|denied"):
+    with pytest.raises(UsageError, match=r"folder|denied"):
         provide(MADE_UP, tmp_path / "never made")
 
 
