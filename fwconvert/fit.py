@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwconvert import names, sieve, source
+from fwconvert import footers, names
 from fwconvert.catalog import LOCAL
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
@@ -55,10 +55,10 @@ class Footers:
 
     def _unfit(self, recipe: Recipe, files: Sequence[SourceShard]) -> list[ColumnError]:
         """Return what is wrong with the columns of the sources; nothing if those of one of them fit."""
-        chosen, found = sieve.of(recipe.rules), []
+        found = []
         for file in files:
             try:
-                source.check_columns(*self._opened(file), recipe.rules.text_column, chosen)
+                footers.check_columns(*self._opened(file), recipe.rules)
             except ColumnError as error:
                 found.append(error)
             except SourceError:
