@@ -138,7 +138,7 @@ def test_a_row_that_is_a_bomb_is_unpacked_in_a_process_of_its_own(tmp_path: Path
     good = sources / "00.parquet"
     assert bounded.run("--source", sources, "--out", tmp_path / "out", *RECIPE, "--workers", "1").code == 0
     size = good.stat().st_size
-    bomb_of = pa.table({"text": ["x" * (250 * 10**6)]})
+    bomb_of = pa.table({"text": ["x" * (300 * 10**6), *("y" * 600)]})
     pq.write_table(bomb_of, tmp_path / "bomb", compression="zstd", use_dictionary=False)
     bomb = (tmp_path / "bomb").read_bytes()
     assert len(bomb) <= size
