@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwconvert import footers, names
+from fwconvert import footers, names, records
 from fwconvert.catalog import LOCAL
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
@@ -45,7 +45,7 @@ class Footers:
         What cannot be read is passed over. A run that has a receipt needs no
         look: the columns were in that source.
         """
-        if any(folder.receipts.glob("*.json")):
+        if any(True for _ in records.names_in(folder.receipts)):
             return
         files = recipe.source.files
         unfit = self._unfit(recipe, _some(files))

@@ -4,6 +4,7 @@ Private to the run's folder, and no decision rests on it: sources move.
 """
 
 from pathlib import Path
+from typing import ClassVar
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
@@ -14,6 +15,8 @@ from fwconvert.records import Record
 class Places(Record, frozen=True, tag="fwconvert places 1"):
     """The folder that the paths of the sources start from."""
 
+    # A path has 4096 bytes at the most, and each may be written as six.
+    most_bytes: ClassVar[int] = 2**16
     root: str
 
 
@@ -22,7 +25,7 @@ def save(folder: RunFolder, root: Path | None) -> None:
     if root is None or not str(root).isprintable():
         return
     content = records.encode(Places(str(root.absolute()))) + b"\n"
-    if not folder.places.is_file() or folder.places.read_bytes() != content:
+    if not records.is_in(folder.places, content):
         folder.write(folder.places, content)
 
 

@@ -39,8 +39,8 @@ ROWS = (
         "strays", "stream_reader", "survey", "tails",
     ),
     (
-        "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",
-        "tokenizer",
+        "credible", "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard",
+        "source", "tokenizer",
     ),
     (
         "catalog", "checks", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream",
