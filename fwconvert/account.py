@@ -18,9 +18,9 @@ from fwconvert.join import JoinedShard, joined_shards
 from fwconvert.receipt import Absorbed
 from fwconvert.run_manifest import JobLine, RunManifest
 
-# More lines than a readable run manifest can have (records.MOST_BYTES), so that a
-# damaged count cannot fill the memory.
-MOST_SHARDS = 1_000_000
+# So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
+# A damaged count cannot fill the memory.
+MOST_SHARDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Account:
     def _is_credible(self) -> bool:
         counts = [job.tokens for job in self.jobs.values()]
         shards = sum(counts) // self.manifest.rules.block_tokens
-        return min(counts, default=0) >= 0 and shards <= MOST_SHARDS
+        return min(counts, default=0) >= 0 and shards <= MOST_SHARDS + 2 * len(self.manifest.shards)
 
     def _own(self, index: int, tokens: int) -> Iterator[Expected]:
         rules = self.manifest.rules
@@ -185,5 +185,7 @@ def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
 
 
 def tail(rules: Rules, index: int, tokens: int) -> int:
-    """Return how many of a job's tokens are its tail."""
-    return tokens - sum(blocks(rules, index, tokens))
+    """Return how many of a job's tokens are its tail; at once, however many they are."""
+    sizes = pack.block_sizes(rules, index)
+    first, second = next(sizes), next(sizes)
+    return tokens if tokens < first else (tokens - first) % second

@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from ctypes import c_int64
@@ -45,6 +45,8 @@ _NO_START = (OSError, MemoryError, RuntimeError)
 _FILES_FOR_A_WORKER = 8
 _FILES_FOR_A_FETCH = 4
 _FILES_FOR_ALL_ELSE = 32
+# Between two looks at a process that is guarded: a parser takes 2 GB in a second.
+_GUARD_SECONDS = 0.02
 # What a worker, which has the limit of this process, may need for itself.
 _FILES_OF_A_WORKER = 64
 # Where the last words of a worker are looked for, at the end of its log.
@@ -290,6 +292,41 @@ def call_apart(function: Callable[[A], str], argument: A, seconds: float) -> str
         return f"its process was ended by {_ended_by(started.exitcode if started is not None else None)}"
     finally:
         executor.shutdown()
+
+
+def call_guarded(function: Callable[[A], R], argument: A, limits: Limits) -> R:
+    """Return what a function returns, or raise what it raises, called in a process of its own.
+
+    For what may want any amount of memory or time, or end its process: beyond
+    the limits the process is ended. Then, and if none can be started, FwconvertError is raised.
+    """
+    process.open_standard_streams()
+    try:
+        executor = _executor([0] * process.BOARD_SIZE, os.devnull)
+        future, started = _start(executor, function, argument)
+    except _NO_START as error:
+        raise FwconvertError(_cannot_start(error)) from error
+    begun = time.monotonic()
+    try:
+        while not wait([future], _GUARD_SECONDS).done:
+            had = process.resident_bytes(started.pid) if started is not None else None
+            if limits.memory_bytes is not None and (had or 0) > limits.memory_bytes:
+                raise _ended_early(f"it wanted more than {limits.memory_bytes:,} bytes of memory")
+            if limits.stall_seconds is not None and time.monotonic() - begun > limits.stall_seconds:
+                raise _ended_early(f"no answer in {limits.stall_seconds:,.0f} s")
+        return future.result()
+    except BrokenProcessPool:
+        executor.shutdown()
+        ended = _ended_by(started.exitcode if started is not None else None)
+        raise _ended_early(f"it was ended by {ended}") from None
+    finally:
+        if started is not None and not future.done():
+            started.kill()
+        executor.shutdown()
+
+
+def _ended_early(reason: str) -> FwconvertError:
+    return FwconvertError(message("the process that was to look at a file gave no answer", reason=reason))
 
 
 def check_open_files(workers: int, fetches: int) -> None:

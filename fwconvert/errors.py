@@ -8,7 +8,7 @@ A message has three parts: what is wrong, the values one per line, what to do.
 `message` lays them out, so that all of them look alike.
 """
 
-_MOST_CHARACTERS = 4000
+_MOST_SHOWN = 10_000
 
 
 class FwconvertError(Exception):
@@ -56,14 +56,15 @@ def message(wrong: str, /, *actions: str, **values: object) -> str:
     names = {name: name.replace("_", " ") for name in values}
     width = max(map(len, names.values()), default=0)
     lines = [wrong]
-    lines += [f"  {names[name]:<{width}}  {_clipped(str(value))}" for name, value in values.items()]
+    lines += [f"  {names[name]:<{width}}  {_short(value)}" for name, value in values.items()]
     lines += [f"  -> {action}" for action in actions]
     return printable("\n".join(lines))
 
 
-def _clipped(value: str) -> str:
-    """Return a value that may come from anywhere, without what would fill the screen and the log."""
-    return value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}..."
+def _short(value: object) -> str:
+    """Return a value as it is shown: one from outside may have any length."""
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ... ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:

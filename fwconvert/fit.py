@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwconvert import names, sieve, source
+from fwconvert import footers, names, records
 from fwconvert.catalog import LOCAL
 from fwconvert.config import Recipe, SourceShard
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
@@ -45,7 +45,7 @@ class Footers:
         What cannot be read is passed over. A run that has a receipt needs no
         look: the columns were in that source.
         """
-        if any(folder.receipts.glob("*.json")):
+        if any(True for _ in records.names_in(folder.receipts)):
             return
         files = recipe.source.files
         unfit = self._unfit(recipe, _some(files))
@@ -55,10 +55,10 @@ class Footers:
 
     def _unfit(self, recipe: Recipe, files: Sequence[SourceShard]) -> list[ColumnError]:
         """Return what is wrong with the columns of the sources; nothing if those of one of them fit."""
-        chosen, found = sieve.of(recipe.rules), []
+        found = []
         for file in files:
             try:
-                source.check_columns(*self._opened(file), recipe.rules.text_column, chosen)
+                footers.check_columns(*self._opened(file), recipe.rules)
             except ColumnError as error:
                 found.append(error)
             except SourceError:

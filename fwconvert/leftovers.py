@@ -6,7 +6,7 @@ done. What a session that was cut off could not remove, the next one does.
 
 from collections import Counter
 
-from fwconvert import atomic, names
+from fwconvert import atomic, names, records
 from fwconvert.config import Recipe
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt
@@ -25,7 +25,9 @@ class Leftovers:
         self._covered: Counter[int] = survey.covered
         # The jobs whose tails are not needed and still there; and those with a record in quarantine.
         self._spent: list[str] = []
-        self._quarantined = {path.stem for path in folder.quarantine.glob("*.json")}
+        keys = {names.job_key(path) for path in self._paths}
+        there = (name.removesuffix(".json") for name in records.names_in(folder.quarantine))
+        self._quarantined = {key for key in there if key in keys}
         # The shard of a source that a joined shard has taken in.
         taken = [join.taken for join in survey.joins.values() if join.taken]
         self._absorbed = {one.source: one.name for one in taken}

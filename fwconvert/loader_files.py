@@ -7,10 +7,10 @@ A compressed shard is one zstd frame of the same bytes, with their size and a
 checksum, and is unpacked whole.
 """
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,6 +32,12 @@ _LLMC: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7
 _LLMC_MAGICS = {magic for magic, _ in _LLMC}
 _LLMC_BYTES = 1024
 _NPY_MAGIC = b"\x93NUMPY"
+_NPY_VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
+# What numpy writes: a dictionary of three entries. Of a type, or a shape, that is none of ours, no more
+# is understood than that it is one.
+_NPY_VALUE = r"""'[^'"]*'|"[^'"]*"|\[[^\[\]]*\]|\([^()]*\)|True|False"""
+_NPY_ENTRY = re.compile(rf"""['"](\w+)['"]\s*:\s*({_NPY_VALUE})\s*,?\s*""")
+_NPY_HEADER = re.compile(rf"\{{\s*(?:{_NPY_ENTRY.pattern})*\}}")
 # Enough for the header of any format.
 _HEAD_BYTES = 4096
 # The ids of all vocabularies that we know are below 4 * 2**16. In fewer pairs it might be chance.
@@ -163,20 +169,27 @@ def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
 
 
 def _npy(path: Path, head: bytes, size: int) -> TokenFile:
-    file = BytesIO(head)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, _, kind = read(file)
-    except ValueError as error:
-        raise _refusal("this is not a token shard in numpy's format", path, reason=error) from error
+    wrong = "this is not a token shard in numpy's format"
+    # Version 1 has 2 bytes for the length of what follows, later ones have 4.
+    width = 2 if head[6:7] == b"\x01" else 4
+    begin = len(_NPY_MAGIC) + 2 + width
+    offset = begin + int.from_bytes(head[begin - width : begin], "little")
+    if head[6:8] not in _NPY_VERSIONS or offset > len(head):
+        raise _refusal(wrong, path, first_bytes=head[:12].hex(" "))
+    # numpy would have it evaluated by Python, which fails in many ways of its own.
+    text = head[begin:offset].decode("latin-1").strip()
+    entries = dict(_NPY_ENTRY.findall(text))
+    if not _NPY_HEADER.fullmatch(text) or entries.keys() != {"descr", "fortran_order", "shape"}:
+        raise _refusal(wrong, path, header=text[:200])
+    kind, shape = (
+        entries["descr"].strip("'\""),
+        re.fullmatch(r"\(\s*([0-9]{1,19})L?\s*,\s*\)", entries["shape"]),
+    )
     types: dict[str, TokenType] = {"<u2": "uint16", "<u4": "uint32"}
-    if len(shape) != 1 or kind.str not in types:
+    if shape is None or kind not in types:
         wrong = "this is not an array of uint16 or uint32 with one dimension"
-        raise _refusal(wrong, path, type=kind, shape=shape)
-    return TokenFile(path, int(shape[0]), types[kind.str], file.tell(), size)
+        raise _refusal(wrong, path, type=entries["descr"], shape=entries["shape"])
+    return TokenFile(path, int(shape[1]), types[kind], offset, size)
 
 
 def _head(path: Path) -> tuple[bytes, int, int]:
@@ -184,7 +197,7 @@ def _head(path: Path) -> tuple[bytes, int, int]:
     mapped = np.asarray(map_array(path, np.dtype(np.uint8), 0))
     if path.suffix != ZIPPED:
         return mapped[:_HEAD_BYTES].tobytes(), len(mapped), len(mapped)
-    return zipped.head(path, _HEAD_BYTES), len(mapped), zipped.content_size(path)
+    return zipped.head(path, _HEAD_BYTES), len(mapped), zipped.unpackable_size(path)
 
 
 def _refusal(wrong: str, path: Path, *actions: str, **values: object) -> ShardError:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fwconvert import catalog, plan, source
+from fwconvert import catalog, footers, plan
 from fwconvert.config import Options, Recipe
-from fwconvert.errors import SourceError, UsageError, message
+from fwconvert.errors import UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.limits import Amount
 from fwconvert.origin import LocalOrigin, Origin
@@ -103,11 +103,13 @@ def _sources_there(recipe: Recipe, options: Options) -> int:
 
 def _footers(recipe: Recipe, origin: Origin) -> dict[str, plan.Size]:
     """Read the footers of a sample: one of a 2 GB source takes 15 ms, and there may be thousands."""
-    sizes: dict[str, plan.Size] = {}
     files = recipe.source.files
-    for file in files[:: max(1, len(files) // _FOOTERS_READ)]:
-        with suppress(SourceError):  # A bad source is the job's affair; its size is guessed.
-            size, most = source.footer(origin.place(file)), file.bytes * _MOST_UNPACKED
-            if 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
-                sizes[file.path] = size
+    sample = {file: origin.place(file) for file in files[:: max(1, len(files) // _FOOTERS_READ)]}
+    # A bad source is the job's affair; its size is guessed.
+    told = footers.sizes([*sample.values()])
+    sizes: dict[str, plan.Size] = {}
+    for file, place in sample.items():
+        size, most = told.get(place), file.bytes * _MOST_UNPACKED
+        if size is not None and 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
+            sizes[file.path] = size
     return sizes

@@ -4,6 +4,7 @@ Private to the run's folder, and no decision rests on it: sources move.
 """
 
 from pathlib import Path
+from typing import ClassVar
 
 from fwconvert import files, records
 from fwconvert.errors import ManifestError
@@ -14,6 +15,8 @@ from fwconvert.records import Record
 class Places(Record, frozen=True, tag="fwconvert places 1"):
     """The folder that the paths of the sources start from."""
 
+    # A path has 4096 bytes at the most, and each may be written as six.
+    most_bytes: ClassVar[int] = 2**16
     root: str
 
 

@@ -6,8 +6,9 @@ invariant 3). Receipts hold facts only. Each carries the digest of its own
 content, so that a damaged one is noticed.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -121,6 +122,8 @@ class JoinReceipt(Record, frozen=True, tag="fwconvert join receipt 1"):
 class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):
     """A job that was given up; `attempts` are messages and tracebacks."""
 
+    # Of 7 attempts at the most, each with some KB.
+    most_bytes: ClassVar[int] = 4 * 2**20
     path: str
     reason: str
     attempts: tuple[tuple[str, str], ...]
@@ -135,9 +138,14 @@ def publish(receipt: Receipt | JoinReceipt, path: Path, temporary: Path | None =
     atomic.replace(path, records.encode(sealed) + b"\n", temporary)
 
 
-def read(path: Path, kind: type[AnyReceipt], recipe_id: str) -> AnyReceipt:
-    """Return a receipt that can be believed, or raise ManifestError that says why not."""
-    receipt = records.read(path, kind)
+def read(
+    path: Path, kind: type[AnyReceipt], recipe_id: str, there: Callable[[], int] = lambda: 0
+) -> AnyReceipt:
+    """Return a receipt that can be believed, or raise ManifestError that says why not.
+
+    `there` counts the files that it may describe (see records.decode).
+    """
+    receipt = records.read(path, kind, there)
     if _digest(receipt) != receipt.digest:
         raise ManifestError(message("a receipt is damaged: its digest does not fit", file=path))
     if receipt.recipe_id != recipe_id:

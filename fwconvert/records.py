@@ -5,11 +5,17 @@ whose first key, `format`, names its kind and version. Reading refuses what it d
 unknown key, a wrong type, another format) instead of guessing, because a
 record half understood on resume would mean wrong bytes later. Writing is
 canonical, so that equal records are equal bytes and may be hashed.
+
+A record may come from anywhere. Before it is read its size is held against what
+its kind can have, and before it is decoded what it would take in memory.
 """
 
 import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -20,6 +26,16 @@ from fwconvert.errors import ManifestError, message
 # enough that a hostile file cannot fill the memory.
 MOST_BYTES = 256 * 2**20
 _MOST_NUMBER = 2**63
+# Numbers are never in quotes, so what stands before one is none of a name's or a hash's characters.
+_LONG_NUMBER = re.compile(rb"[-:,\[\s][0-9]{19}")
+
+# What a decoded value takes at the most, about, but for its text: an entry of a dictionary, two texts, 190.
+# A line of a token shard with its 12 values takes 735 bytes.
+_VALUE_BYTES = 100
+# What a record may take, whatever it says: 166,000 token shards, or 420,000 sources. And what it may take
+# besides for each file that lies there: a token shard has a line in it, and so has a file beside it.
+_MOST_MEMORY = 250 * 10**6
+_MEMORY_FOR_A_FILE = 2000
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +44,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Record(Part, frozen=True, tag_field="format"):
     """A whole JSON file. The struct's tag is what its `format` field says."""
+
+    # What a file of this kind cannot exceed.
+    most_bytes: ClassVar[int] = MOST_BYTES
 
 
 R = TypeVar("R", bound=Record)
@@ -90,14 +109,28 @@ def format_of(kind: type[Record]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-def decode(raw: bytes, kind: type[R], where: str) -> R:
-    """Return the record in `raw`, or raise ManifestError that names `where` and what is wrong."""
+def decode(raw: bytes, kind: type[R], where: str, there: Callable[[], int] = lambda: 0) -> R:
+    """Return the record in `raw`, or raise ManifestError that names `where` and what is wrong.
+
+    `there` counts the files that it may describe; it is asked only if the record is a large one.
+    """
+    memory = _memory(raw)
+    if memory > _MOST_MEMORY and memory > _MOST_MEMORY + there() * _MEMORY_FOR_A_FILE:
+        raise ManifestError(
+            message(
+                "this record has far more entries than there are files, so it is not read",
+                file=where,
+                bytes=f"{len(raw):,}",
+                would_take=f"{memory:,} bytes of memory",
+            )
+        )
     try:
         found = msgspec.json.decode(raw, type=_Head).format
         if found != format_of(kind):
             raise ManifestError(_other_format(where, found, format_of(kind)))
         record = msgspec.json.decode(raw, type=kind)
-        _refuse_monsters(record)
+        if _LONG_NUMBER.search(raw):
+            _refuse_monsters(record)
         return record
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ManifestError(
@@ -105,20 +138,52 @@ def decode(raw: bytes, kind: type[R], where: str) -> R:
         ) from error
 
 
-def read(path: Path, kind: type[R]) -> R:
-    """Return the record in the file `path`, or raise ManifestError."""
+def read(path: Path, kind: type[R], there: Callable[[], int] = lambda: 0) -> R:
+    """Return the record in the file `path`, or raise ManifestError. `there` is as for `decode`."""
     try:
-        raw = _content(path)
-        if len(raw) > MOST_BYTES:
-            raise ManifestError(message("this file is too large for a record", file=path))
+        raw = _content(path, kind.most_bytes)
     except OSError as error:
         raise ManifestError(message("this file cannot be read", file=path, reason=error)) from error
-    return decode(raw, kind, str(path))
+    if raw is None:
+        most = f"{kind.most_bytes:,} bytes"
+        raise ManifestError(message("this file is too large for a record", file=path, at_most=most))
+    return decode(raw, kind, str(path), there)
 
 
-def _content(path: Path) -> bytes:
-    """Return what is in a file, and a byte more than a record may have if there is more."""
-    return files.read(path, MOST_BYTES + 1)
+def names_in(folder: Path) -> Iterator[str]:
+    """Yield the names of the records in a folder, in no order; there may be a million of somebody else."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".json"):
+                    yield entry.name
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def files_in(folder: Path) -> int:
+    """Return how many entries a folder has; 0 if there is none."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(1 for _ in entries)
+    except OSError:
+        return 0
+
+
+def _content(path: Path, most: int) -> bytes | None:
+    """Return what is in a regular file, or None if that is more than `most`; then nothing is read."""
+    with files.open_to_read(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            return None
+        raw = file.read(most + 1)  # It may have grown meanwhile.
+        return raw if raw is not None and len(raw) <= most else None
+
+
+def _memory(raw: bytes) -> int:
+    """Return what a record takes in memory at the most, about: its text, and its values."""
+    # With one character beyond ASCII a text takes up to 4 bytes for each.
+    width = 1 if raw.isascii() and b"\\u" not in raw else 4
+    return width * len(raw) + _VALUE_BYTES * sum(raw.count(sign) for sign in (b",", b"[", b"{"))
 
 
 def _refuse_monsters(value: object) -> None:

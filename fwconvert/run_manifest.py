@@ -135,7 +135,7 @@ def read(folder: RunFolder) -> RunManifest:
                 missing=folder.manifest.name,
             )
         )
-    return records.read(folder.manifest, RunManifest)
+    return records.read(folder.manifest, RunManifest, lambda: records.files_in(folder.path))
 
 
 def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:

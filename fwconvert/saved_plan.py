@@ -102,8 +102,7 @@ def has_plan(folder: RunFolder) -> bool:
 
 def _is_unused(folder: RunFolder, recipe: Recipe) -> bool:
     """Tell whether nothing was made of a recipe yet: no receipt, and no file under the name of an output."""
-    receipts = (folder.receipts.glob("*.json"), folder.joins.glob("*.json"))
-    if any(path for paths in receipts for path in paths):
+    if any(True for place in (folder.receipts, folder.joins) for _ in records.names_in(place)):
         return False
     return not any(names.owner(recipe.rules, entry.name) for entry in folder.path.iterdir())
 
@@ -149,9 +148,9 @@ def _of_recipe(wanted: Recipe, receipts: set[str]) -> SavedPlan | None:
 def _receipt_ids(folder: RunFolder) -> set[str]:
     """Return the ids of the recipes that the readable receipts are of."""
     found = set()
-    for path in folder.receipts.glob("*.json"):
+    for name in records.names_in(folder.receipts):
         try:
-            found.add(records.read(path, Receipt).recipe_id)
+            found.add(records.read(folder.receipts / name, Receipt).recipe_id)
         except ManifestError:
             continue
     return found

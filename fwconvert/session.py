@@ -12,22 +12,28 @@ import secrets
 import socket
 from contextlib import suppress
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from fwconvert import records
 from fwconvert.config import is_safe
-from fwconvert.errors import ManifestError
+from fwconvert.errors import ManifestError, message
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record
 
+# One a minute for a week.
+_MOST = 10_000
 _PACKAGES = ("fwconvert", "gigatoken", "numpy", "pyarrow", "tiktoken")
 
 
 class Session(Record, frozen=True, tag="fwconvert session 1"):
     """One invocation of fwconvert on a run."""
 
+    # One has about 400 bytes.
+    most_bytes: ClassVar[int] = 2**16
     id: str
     started: str
     host: str
@@ -67,9 +73,21 @@ def ended(session: Session, outcome: str) -> Session:
 
 
 def all_of(folder: RunFolder) -> list[Session]:
-    """Return the sessions of a run in order; one whose record is damaged counts as cut off."""
-    paths = sorted(path for path in folder.sessions.glob("*.json") if is_safe(path.name))
-    return [_read(path) for path in paths]
+    """Return the sessions of a run in order; one whose record is damaged counts as cut off.
+
+    Raises ManifestError if there are more than a run can have: all of them stand in its manifest.
+    """
+    known = sorted(islice((name for name in records.names_in(folder.sessions) if is_safe(name)), _MOST + 1))
+    if len(known) > _MOST:
+        raise ManifestError(
+            message(
+                "a run has more records of sessions than it can have had",
+                "remove those that are not of this run",
+                folder=folder.sessions,
+                at_most=f"{_MOST:,}",
+            )
+        )
+    return [_read(folder.sessions / name) for name in known]
 
 
 def _read(path: Path) -> Session:

@@ -145,9 +145,18 @@ class ShardWriter:
         self.file.publish(shard)
 
 
-def read_tokens(path: Path, token_type: TokenType, kind: Format = LLMC) -> NDArray[Any]:
-    """Map the tokens of a token shard, after its header and its size have been checked."""
+def read_tokens(
+    path: Path, token_type: TokenType, kind: Format = LLMC, tokens: int | None = None
+) -> NDArray[Any]:
+    """Map the tokens of a token shard, after its header and its size have been checked.
+
+    If it must have so many `tokens`, one that says otherwise is not unpacked.
+    """
     if path.suffix == ZIPPED:
+        there = token_count(path, token_type, kind)
+        if tokens is not None and there != tokens:
+            wrong = "a token shard has another number of tokens than the run manifest says"
+            raise ShardError(message(wrong, file=path, tokens=f"{there:,}", wanted=f"{tokens:,}"))
         content = _unzipped(path, kind, numpy_type(token_type).itemsize)
         _check_tokens(path, token_type, kind, content[: kind.header_bytes].tobytes(), len(content))
         return content[kind.header_bytes :].view(numpy_type(token_type))
@@ -163,7 +172,7 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
         with io.BufferedReader(files.open_to_read(path)) as file:
             yield file
         return
-    with zipped.unzipping(path) as content:
+    with zipped.unzipping(path, zipped.OWN_WINDOW) as content:
         yield io.BufferedReader(content, zipped.STEP)
 
 

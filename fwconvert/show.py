@@ -84,7 +84,7 @@ def _documents(
     folder: RunFolder, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
 ) -> Iterator[Document]:
     kind = manifest.rules.kind
-    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type, kind)
+    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type, kind, line.tokens)
     index = shard.read_index(folder.shard_index(line.name), kind)
     borders = [first for _, first in line.segments]
     # A document ends where the next one starts, or where another source's tokens begin.

@@ -9,7 +9,7 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,13 @@ from fwconvert.sieve import Sieve
 # it: batches of 0.8 MB took a quarter more CPU. From 3 to 24 MB no difference is clear of the noise.
 _BATCH_BYTES = 6 * 2**20
 MOST_BATCH_ROWS = 8192
+
+# Who only looks holds no larger footer in memory. Those of FineWeb-Edu have about 1 MB, and one of
+# a thousand columns in a hundred row groups has 13.
+MOST_FOOTER_BYTES = 64 * 2**20
+_MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+# Behind the footer: its length, and the magic bytes. These stand at the beginning of the file, too.
+_END_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -101,9 +108,47 @@ def unchanged(path: Path, proof: Proof) -> None:
         )
 
 
-def footer(path: Path) -> Size:
-    """Return what the footer says of the size, or raise SourceError."""
-    with reading(path), _opened(path) as parquet:
+def footer_bytes(path: Path) -> int:
+    """Return how long the footer says it is, or raise SourceError if it cannot be so; nothing is parsed."""
+    with reading(path), files.open_to_read(path) as file:
+        return _footer_bytes(file)
+
+
+def read_footer(file: Path | io.RawIOBase, name: str) -> bytes:
+    """Return the footer of a file, on this machine or not, with what stands behind it; nothing is parsed.
+
+    Raises SourceError, with `name`, if there is none, or if it is longer than a look is worth.
+    """
+    with reading(Path(name)), ExitStack() as opened:
+        if isinstance(file, Path):
+            file = opened.enter_context(files.open_to_read(file))
+        size = _footer_bytes(file)
+        if size > MOST_FOOTER_BYTES:
+            raise ValueError(f"its footer has {size:,} bytes, and we look at {MOST_FOOTER_BYTES:,} at most")
+        file.seek(-size - _END_BYTES, io.SEEK_END)
+        return file.read(size + _END_BYTES) or b""
+
+
+def _footer_bytes(file: io.RawIOBase) -> int:
+    """Return the length of a footer as the last bytes of its file have it; ValueError if it cannot be."""
+    room = file.seek(0, io.SEEK_END) - len(_MAGIC) - _END_BYTES
+    if room < 0:
+        raise ValueError("it is too short to be parquet")
+    file.seek(-_END_BYTES, io.SEEK_END)
+    end = file.read(_END_BYTES) or b""
+    size = int.from_bytes(end[:4], "little")
+    if end[4:] == _ENCRYPTED_MAGIC:
+        raise ValueError("its footer is encrypted, and we have no key")
+    if end[4:] != _MAGIC:
+        raise ValueError("it does not end with the magic bytes of parquet")
+    if not 0 < size <= room:
+        raise ValueError(f"its footer says that it has {size:,} bytes, and the file has {room:,} for it")
+    return size
+
+
+def footer(path: Path, most_elements: int | None = None) -> Size:
+    """Return what the footer says of the size, or raise SourceError. No list in it may have more elements."""
+    with reading(path), _parsed(read_footer(path, str(path)), most_elements) as parquet:
         return Size(parquet.metadata.num_rows, _text_bytes(parquet.metadata))
 
 
@@ -174,12 +219,14 @@ def row_count(path: Path) -> int:
         return int(parquet.metadata.num_rows)
 
 
-def check_columns(file: Path | io.RawIOBase, name: str, text_column: str, sieve: Sieve | None) -> None:
-    """Raise ColumnError if a file, on this machine or not, has not the columns; reads its footer alone.
+def check_columns(
+    footer: bytes, name: str, text_column: str, sieve: Sieve | None, most_elements: int | None = None
+) -> None:
+    """Raise ColumnError if a file with this footer has not the columns.
 
-    Raises SourceError, with `name`, if the footer cannot be read.
+    Raises SourceError, with `name`, if the footer cannot be read. No list in it may have more elements.
     """
-    with reading(Path(name)), _opened(file) as parquet:
+    with reading(Path(name)), _parsed(footer, most_elements) as parquet:
         _wanted(parquet, Path(name), text_column, sieve)
 
 
@@ -264,6 +311,14 @@ def _row_group(parquet: pq.ParquetFile, row: int) -> tuple[int | None, int]:
 
 
 @contextmanager
+def _parsed(footer: bytes, most_elements: int | None) -> Iterator[pq.ParquetFile]:
+    """Have a file of which there is nothing but the footer, to be asked what that tells."""
+    limits = {"thrift_string_size_limit": len(footer), "thrift_container_size_limit": most_elements}
+    with pq.ParquetFile(pa.BufferReader(footer), **limits) as parquet:
+        yield parquet
+
+
+@contextmanager
 def _opened(file: Path | io.RawIOBase | pa.NativeFile) -> Iterator[pq.ParquetFile]:
     if isinstance(file, Path):
         # Read by Python, not by pyarrow: nobody is kept waiting by a file that was exchanged for a pipe just
@@ -271,6 +326,7 @@ def _opened(file: Path | io.RawIOBase | pa.NativeFile) -> Iterator[pq.ParquetFil
         with files.open_to_read(file) as opened, _opened(opened) as parquet:
             yield parquet
         return
+    _footer_bytes(file)  # pyarrow would believe any length.
     # pre_buffer would hold the whole column in memory; buffer_size reads a large
     # row group page by page; checksums are verified where the writer left any.
     with pq.ParquetFile(

@@ -1,6 +1,6 @@
 """How far a run is, told at once from its small records: no file is hashed, no text is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fwconvert import limits, names, records
@@ -11,7 +11,7 @@ from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine
 from fwconvert.records import Part
 from fwconvert.run_manifest import RunManifest
 from fwconvert.saved_plan import read_plan
-from fwconvert.survey import shard_problem
+from fwconvert.survey import join_paths, shard_problem
 
 
 class FailedJob(Part, frozen=True):
@@ -78,7 +78,7 @@ def status(out: Path) -> Status:
 
 def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
     """Return the token shards that receipts tell of, without those that joined shards have taken in."""
-    read = [_read(path, JoinReceipt) for path in sorted(folder.joins.glob("*.json"))]
+    read = [_read(path, JoinReceipt) for path in join_paths(folder)]
     joins = [join for join in read if join is not None]
     taken = {join.taken.name for join in joins if join.taken}
     own = [line for receipt in receipts for line in receipt.shards if line.name not in taken]
@@ -86,7 +86,7 @@ def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
 
 
 def _receipt(folder: RunFolder, path: str) -> Receipt | None:
-    return _read(folder.receipt(names.job_key(path)), Receipt)
+    return _read(folder.receipt(names.job_key(path)), Receipt, lambda: records.files_in(folder.path))
 
 
 def _failed(folder: RunFolder, path: str) -> FailedJob | None:
@@ -96,7 +96,7 @@ def _failed(folder: RunFolder, path: str) -> FailedJob | None:
 
 def _finished(folder: RunFolder, recipe: Recipe) -> RunManifest | None:
     """Return the run manifest if it says that all is done."""
-    manifest = _read(folder.manifest, RunManifest)
+    manifest = _read(folder.manifest, RunManifest, lambda: records.files_in(folder.path))
     is_ours = manifest is not None and manifest.recipe_id == recipe.recipe_id
     return manifest if manifest is not None and is_ours and manifest.headline.complete else None
 
@@ -106,9 +106,9 @@ def _is_gone(folder: RunFolder, rules: Rules, line: ShardLine) -> bool:
     return not names.is_shard(rules, line.name) or shard_problem(folder, rules, line) != ""
 
 
-def _read(path: Path, kind: type[records.R]) -> records.R | None:
+def _read(path: Path, kind: type[records.R], there: Callable[[], int] = lambda: 0) -> records.R | None:
     """Return a record, or None if it is missing or unreadable: the next session will deal with that."""
     try:
-        return records.read(path, kind) if path.exists() else None
+        return records.read(path, kind, there) if path.exists() else None
     except ManifestError:
         return None

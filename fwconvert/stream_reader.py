@@ -121,7 +121,7 @@ class StreamReader:
     def _shard(self, line: ShardLine) -> NDArray[Any]:
         path = self._folder.shard(line.name)
         _believe(path, line.sha256)
-        tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind)
+        tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens)
         if len(tokens) != line.tokens:
             raise _misfit(line.name)
         return tokens
@@ -136,7 +136,12 @@ class StreamReader:
             raise _misfit(line.name)
         # Not numpy's search, which would copy all starts.
         starts = index["start"]
-        return np.array(index[bisect_left(starts, passage.first) : bisect_right(starts, end - 1)])
+        found = np.array(index[bisect_left(starts, passage.first) : bisect_right(starts, end - 1)])
+        inside = found["start"].astype(np.int64)
+        rising = bool(np.all(inside[1:] > inside[:-1]))
+        if len(inside) and not (rising and passage.first <= inside[0] and inside[-1] < end):
+            raise _misfit(line.name)  # A hash that fits says only that it was written so.
+        return found
 
 
 def _believe(path: Path, sha256: str) -> None:

@@ -14,17 +14,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fwconvert import files, limits, names, receipt
+from fwconvert import credible, files, limits, names, receipt, records
 from fwconvert.config import Recipe, Rules, default_workers
-from fwconvert.errors import ManifestError, Stopped
+from fwconvert.errors import ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards, last_full
+from fwconvert.plan import most_shards
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
 
 _TICK_SECONDS = 0.1
+# Records that nobody asked for, beside those of files that are there; joined shards that no file bears out.
+_MOST_OTHERS = 100_000
 
 
 def _nothing(_done: int, _all: int) -> None:
@@ -138,12 +143,14 @@ class _Surveyor:
             found.joins[made.shard.name] = made
 
     def _joins(self) -> Iterator[_Claim]:
-        for path in sorted(self._folder.joins.glob("*.json")):
+        for path in join_paths(self._folder):
             made = self._receipt(path, JoinReceipt)
             if made is None:
                 continue
             taken_is_ours = made.taken is None or names.is_shard(self._rules, made.taken.name)
-            if path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
+            if not credible.join_can_be(self._recipe, made):
+                self._withdraw(path, f"the receipt {path.name} has numbers that cannot be")
+            elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
                 files = [*_shard_files(self._folder, self._rules, made.shard)]
                 yield _Claim(path, made, files, self._is_doubted(made))
             else:
@@ -151,7 +158,7 @@ class _Surveyor:
 
     def _jobs(self) -> Iterator[_Claim]:
         """Yield the receipts of jobs; a tail may be gone only if nothing is left to be done with it."""
-        made = dict(self._receipts())
+        made = self._borne_out(dict(self._receipts()))
         absorbed, needless = self._found.absorbed, self._needless_tails([job for _, job in made.values()])
         for index, file in enumerate(self._recipe.source.files):
             if file.path not in made:
@@ -163,17 +170,43 @@ class _Surveyor:
             yield _Claim(path, job, files, self._is_doubted(job), tail)
 
     def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
-        for file in self._recipe.source.files:
+        for index, file in enumerate(self._recipe.source.files):
             path = self._folder.receipt(names.job_key(file.path))
             made = self._receipt(path, Receipt)
             if made is None:
                 continue
             if made.path != file.path:
                 self._withdraw(path, f"the receipt of {file.path} is that of {made.path}")
+            elif not credible.job_can_be(self._recipe, index, made):
+                self._withdraw(path, f"the receipt of {file.path} has numbers that cannot be")
             elif not self._are_ours(made.shards):
                 self._withdraw(path, f"the receipt of {file.path} names files that are not of this run")
             else:
                 yield file.path, (path, made)
+
+    def _borne_out(self, made: dict[str, tuple[Path, Receipt]]) -> dict[str, tuple[Path, Receipt]]:
+        """Return the jobs whose tails can be joined; the others are withdrawn.
+
+        All tails together give so many joined shards. Where the tails are gone,
+        because they are joined or to be dropped, those shards must be there.
+        """
+        most, gone = most_shards(self._rules), self._files_there() + _MOST_OTHERS
+        found = {}
+        for source, (path, job) in made.items():
+            shards = job.tail.tokens // self._rules.block_tokens
+            most -= shards
+            if _looked_at(next(_tail_files(self._folder, job)))[0]:
+                gone -= shards
+            if most < 0 or gone < 0:
+                self._withdraw(path, f"the receipt of {source} tells of a tail that is not there")
+                most, gone = most + shards, gone + shards
+            else:
+                found[source] = path, job
+        return found
+
+    @cache  # noqa: B019  # a surveyor lives as long as its survey
+    def _files_there(self) -> int:
+        return records.files_in(self._folder.path)
 
     def _needless_tails(self, jobs: Sequence[Receipt]) -> Counter[int]:
         """Return how many tokens of each source's tail nobody needs: they are joined, or to be dropped.
@@ -202,7 +235,7 @@ class _Surveyor:
         if not path.exists():
             return None
         try:
-            return receipt.read(path, kind, self._recipe.recipe_id)
+            return receipt.read(path, kind, self._recipe.recipe_id, self._files_there)
         except ManifestError as error:
             self._withdraw(path, str(error))
             return None
@@ -238,6 +271,22 @@ class _Surveyor:
     def _withdraw(self, path: Path, *problems: str) -> None:
         self._found.withdrawn.append(path)
         self._found.problems += problems
+
+
+def join_paths(folder: RunFolder) -> list[Path]:
+    """Return the receipts of joined shards, by name; ManifestError if there are far more than files."""
+    most = records.files_in(folder.path) + _MOST_OTHERS
+    found = sorted(islice(records.names_in(folder.joins), most + 1))
+    if len(found) > most:
+        raise ManifestError(
+            message(
+                "a run has far more receipts of joined shards than files",
+                "remove them: what is missing is joined again",
+                folder=folder.joins,
+                more_than=f"{most:,}",
+            )
+        )
+    return [folder.joins / name for name in found]
 
 
 def _covered(joins: Iterable[JoinReceipt]) -> Counter[int]:

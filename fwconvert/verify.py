@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import names, receipt, run_manifest, strays, vocabulary
+from fwconvert import names, receipt, records, run_manifest, strays, vocabulary
 from fwconvert.account import Account, Expected
 from fwconvert.account import read as read_manifest
 from fwconvert.config import default_workers
@@ -27,6 +27,10 @@ from fwconvert.verify_manifest import problems as manifest_problems
 from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
 
 __all__ = ["Problem", "Report", "verify"]
+
+_AT_A_TIME = 1024
+# Records that nobody asked for.
+_MOST_OTHERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,13 @@ def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audi
         segments = expected.get(name, lines[name].segments)
         return audit(folder, rules, known, lines[name], sorted({first for _, first in segments}))
 
+    found: dict[str, Audit] = {}
+    remaining = iter(lines)
     with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(lines, pool.map(one, lines), strict=True))
+        # Not all at once: what waits for a thread takes more memory than what it is about.
+        while some := [*islice(remaining, _AT_A_TIME)]:
+            found.update(zip(some, pool.map(one, some), strict=True))
+    return found
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,13 @@ def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Prob
     """Compare the run manifest with the receipts that it was made from."""
     jobs: dict[str, Receipt] = {}
     joins: dict[str, JoinReceipt] = {}
-    for path in sorted([*folder.receipts.glob("*.json"), *folder.joins.glob("*.json")]):
+    most = records.files_in(folder.path) + len(manifest.sources) + _MOST_OTHERS
+    for place in (folder.receipts, folder.joins):
+        if sum(1 for _ in islice(records.names_in(place), most + 1)) > most:
+            yield Problem(place.relative_to(folder.path).as_posix(), f"has more than {most:,} records")
+            return
+    paths = [place / name for place in (folder.receipts, folder.joins) for name in records.names_in(place)]
+    for path in sorted(paths):
         try:
             if path.parent == folder.receipts:
                 job = receipt.read(path, Receipt, manifest.recipe_id)

@@ -138,8 +138,8 @@ def _limit(account: Account) -> Iterator[str]:
 
 def _tail(account: Account, job: JobLine, index: int) -> Iterator[str]:
     rules, taken = account.manifest.rules, account.absorbed
-    if job.tokens // rules.block_tokens > MOST_SHARDS:
-        yield f"has {job.tokens:,} tokens, more than any run can describe"
+    if job.tokens // rules.block_tokens > MOST_SHARDS + 2 * len(account.manifest.shards):
+        yield f"has {job.tokens:,} tokens, more than this run can describe"
         return
     absorbed = taken.tokens if taken and taken.source == index else 0
     if index >= 0 and job.tail_tokens != (wanted := tail(rules, index, job.tokens) + absorbed):

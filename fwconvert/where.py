@@ -152,12 +152,21 @@ def _value(found: ast.Constant, _: int) -> Node:
 
 
 def _constant(found: ast.expr) -> Constant:
-    """Return a number, a text or a truth; a number may have a sign."""
-    if isinstance(found, ast.UnaryOp) and isinstance(found.op, ast.USub):
-        inner = _constant(found.operand)
-        if isinstance(inner, bool | str):
-            raise _Refused("only numbers have a sign", found)
-        return -inner
+    """Return a number, a text or a truth; a number may have signs."""
+    signs, plain = 0, found
+    while isinstance(plain, ast.UnaryOp) and isinstance(plain.op, ast.USub):
+        signs, plain = signs + 1, plain.operand
+    if signs > _MOST_DEPTH:
+        raise _Refused("it is nested too deeply", found)
+    value = _unsigned(plain)
+    if not signs:
+        return value
+    if isinstance(value, bool | str):
+        raise _Refused("only numbers have a sign", found)
+    return -value if signs % 2 else value
+
+
+def _unsigned(found: ast.expr) -> Constant:
     value = found.value if isinstance(found, ast.Constant) else None
     if value is None and isinstance(found, ast.Constant):
         raise _Refused("say `is None` or `is not None` to ask for null", found)

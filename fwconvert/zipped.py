@@ -1,6 +1,8 @@
 """Token shards as one zstd frame each, for shards that are shipped rather than mapped.
 
-A frame tells the size of its content and carries a checksum of it. zstd's
+A frame tells the size of its content and carries a checksum of it. What it
+tells is held against everything else that is known before any of it is
+unpacked: 200 KB of zeros may become 7 GB. zstd's
 output depends on its version and its level, so both are part of the recipe;
 it does not depend on the number of threads, as long as there is one.
 """
@@ -20,8 +22,17 @@ from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
 
 STEP = 4 * 2**20
-# So little that even zeros, of which it may hold 30,000 times its size, fit in memory.
-_SMALL_STEP = 2**14
+# So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.
+_SMALL_STEP = 2**10
+# What a frame may become, whatever is in it: 100M tokens of 2 bytes, and some more. Beyond that it must be
+# packed as tokens can be, which is 2 to 3 times; a text that repeats itself again and again, 50 times.
+_ANY_CONTENT = 2**28
+_MOST_RATIO = 100
+# How much of the content a reader has to remember: no more than `zstd` itself allows. Ours have 2 MB, and
+# where several are read side by side, nobody may ask for much more.
+_MOST_WINDOW = 2**27
+OWN_WINDOW = 2**23
+_HEADER_BYTES = 18
 _CUT_SHORT = "it is cut short"
 
 
@@ -29,6 +40,10 @@ def _zstandard() -> Any:
     import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
 
     return zstandard
+
+
+def _decompressor(window: int) -> Any:
+    return _zstandard().ZstdDecompressor(max_window_size=window)
 
 
 def zip_file(path: Path, output: Output, threads: int) -> None:
@@ -45,10 +60,10 @@ def zip_file(path: Path, output: Output, threads: int) -> None:
 
 
 @contextmanager
-def unzipping(path: Path) -> Iterator[Any]:
+def unzipping(path: Path, window: int = _MOST_WINDOW) -> Iterator[Any]:
     """Read the content of a frame from its beginning to its end; what is wrong with it is a ShardError."""
     try:
-        with _opened(path) as file, _zstandard().ZstdDecompressor().stream_reader(file) as content:
+        with _opened(path) as file, _decompressor(window).stream_reader(file) as content:
             yield content
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
@@ -67,19 +82,39 @@ def content_size(path: Path) -> int:
     """Return how many bytes a frame says that its content has."""
     try:
         with _opened(path) as file:
-            parameters = _zstandard().get_frame_parameters(file.read(18))
+            start = file.read(_HEADER_BYTES)
+        if not start.startswith(_zstandard().FRAME_HEADER):  # A frame that is to be skipped has another.
+            raise _broken(path, "it does not begin with a frame")
+        parameters = _zstandard().get_frame_parameters(start)
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
     if parameters.content_size == _zstandard().CONTENTSIZE_UNKNOWN or not parameters.has_checksum:
         raise _broken(path, "it does not say how large its content is, or has no checksum")
+    if parameters.dict_id:
+        raise _broken(path, "it wants a dictionary")
     return int(parameters.content_size)
+
+
+def unpackable_size(path: Path) -> int:
+    """Return how many bytes a frame says that its content has, or raise ShardError if they are too many."""
+    size = content_size(path)
+    most = max(_ANY_CONTENT, _MOST_RATIO * path.stat().st_size)
+    if size > most:
+        raise ShardError(
+            message(
+                "a compressed token shard is packed tighter than tokens can be, so it is not unpacked here",
+                "if you trust it, unpack it where it is (zstd -d): a plain file is preferred",
+                file=path,
+                content=f"{size:,} bytes",
+                at_most=f"{most:,} bytes",
+            )
+        )
+    return size
 
 
 def unzip(path: Path, most: int) -> NDArray[np.uint8]:
     """Return the whole content of a frame of at most so many bytes."""
-    size = content_size(path)
-    # Nothing is packed tighter than zeros.
-    most = min(most, 2**16 + 2**16 * path.stat().st_size)
+    size = unpackable_size(path)
     if size > most:
         raise _broken(path, f"its content has {size:,} bytes, and {most:,} are the most")
     content, done = np.empty(size, np.uint8), 0
@@ -93,7 +128,7 @@ def unzip(path: Path, most: int) -> NDArray[np.uint8]:
 
 def _parts(path: Path) -> Iterator[bytes]:
     """Yield the content of a frame, and fail unless the frame is whole and nothing follows it."""
-    frame = _zstandard().ZstdDecompressor().decompressobj()
+    frame = _decompressor(_MOST_WINDOW).decompressobj()
     try:
         with _opened(path) as file:
             while not frame.eof and (part := file.read(_SMALL_STEP)):

@@ -29,17 +29,18 @@ ROWS = (
     ("loader_documents", "run", "show", "source_row", "status"),
     ("loader_windows", "supply"),
     ("driver", "loader_shards", "loader_waiting", "run_reader", "trial", "verify", "work"),
-    ("watching",),
+    ("fit", "needs", "watching"),
+    ("footers",),
     ("engine", "verify_manifest"),
     ("account", "saved_plan", "worker"),
-    ("documents", "exported", "fit", "leftovers", "needs", "rations", "run_manifest", "verify_shard"),
+    ("documents", "exported", "leftovers", "rations", "run_manifest", "verify_shard"),
     (
         "fast", "loader_files", "loader_state", "origin", "pin", "places", "scan", "session",
         "strays", "stream_reader", "survey", "tails",
     ),
     (
-        "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard", "source",
-        "tokenizer",
+        "credible", "encoders", "fetch", "folder", "join", "limits", "orders", "ranges", "request", "shard",
+        "source", "tokenizer",
     ),
     (
         "catalog", "checks", "demo", "hub", "names", "pack", "plan", "sidecars", "sieve", "stream",

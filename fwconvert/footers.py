@@ -1,0 +1,89 @@
+"""What footers tell the driver before any source is proven: how much there is, and of which columns.
+
+A footer of 30 MB may take 7 GB when it is parsed, because an empty column chunk
+has 3 bytes in it and 700 in memory. So the driver parses small ones alone. A
+larger one is parsed in a process of its own, which is ended if it wants more
+than any honest footer; then the file tells nothing, and its own job will say
+what is wrong with it.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from fwconvert import sieve, source
+from fwconvert.config import Rules
+from fwconvert.engine import Limits, call_guarded
+from fwconvert.errors import FwconvertError, SourceError
+from fwconvert.plan import Size
+
+# The worst that was found takes 300 times its size, so this takes 160 MB. Those of FineWeb-Edu are larger,
+# and a process for them is started once.
+_SMALL_BYTES = 2**19
+# Room is made for the elements of a list before they are read. A row group takes more than 10 bytes.
+_SMALL_ELEMENTS = _SMALL_BYTES // 10
+# A footer of 13 MB, of a thousand columns in a hundred row groups, takes 0.2 GB.
+_GUARD = Limits(memory_bytes=2**30, stall_seconds=60.0)
+
+
+def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
+    """Return what the footers of files on this machine say; of one that cannot be read, nothing."""
+    found: dict[Path, Size] = {}
+    large = []
+    for place in places:
+        with suppress(SourceError):
+            if source.footer_bytes(place) > _SMALL_BYTES:
+                large.append(place)
+            else:
+                found[place] = source.footer(place, _SMALL_ELEMENTS)
+    # Several ask, one after the other, and a process takes a second.
+    state = tuple(_state(place) for place in large)
+    return {**found, **_large_sizes(tuple(large), state)} if large else found
+
+
+def check_columns(file: Path | io.RawIOBase, name: str, rules: Rules) -> None:
+    """Raise ColumnError if a file, on this machine or not, has not the columns; reads its footer alone.
+
+    Raises SourceError, with `name`, if the footer cannot be read.
+    """
+    footer = source.read_footer(file, name)
+    if len(footer) <= _SMALL_BYTES:
+        source.check_columns(footer, name, rules.text_column, sieve.of(rules), _SMALL_ELEMENTS)
+        return
+    try:
+        call_guarded(_check_columns, (footer, name, rules), _GUARD)
+    except SourceError:
+        raise
+    except FwconvertError as error:
+        raise SourceError(f"{name}: {error}") from error
+
+
+def _state(place: Path) -> tuple[int, int]:
+    try:
+        state = place.stat()
+    except OSError:
+        return 0, 0
+    return state.st_size, state.st_mtime_ns
+
+
+@lru_cache(1)
+def _large_sizes(places: tuple[Path, ...], _state: tuple[tuple[int, int], ...]) -> Mapping[Path, Size]:
+    try:
+        return call_guarded(_sizes, places, _GUARD)
+    except FwconvertError:
+        return {}
+
+
+def _sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
+    found = {}
+    for place in places:
+        with suppress(SourceError):
+            found[place] = source.footer(place)
+    return found
+
+
+def _check_columns(asked: tuple[bytes, str, Rules]) -> None:
+    footer, name, rules = asked
+    source.check_columns(footer, name, rules.text_column, sieve.of(rules))
