@@ -70,6 +70,7 @@ def run_line(
     finally:
         runner.kill_all(process.pid)
         process.kill()
+        process.communicate()  # After a timeout its pipes are still open.
         watch.join()
     ended = Ended(process.returncode, out, err, watch.most_bytes, time.monotonic() - begun)
     assert ended.most_bytes <= MOST_BYTES, f"{ended.most_bytes:,} bytes in the driver\n{ended.said[:2000]}"

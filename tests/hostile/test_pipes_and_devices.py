@@ -150,7 +150,7 @@ for read in (
     lambda: source.size_of(path),
     lambda: source.footer(path),
     lambda: source.row_count(path),
-    lambda: source.check_columns(path, str(path), "text", None),
+    lambda: source.read_footer(path, str(path)),
     lambda: [*source.batches(path, "text")],
     lambda: source.read_row(path, str(path), 0, "text"),
 ):
