@@ -14,10 +14,13 @@ import corpus
 import planted
 import pytest
 import runner
+from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert import vocabulary
+from fwconvert import names, receipt, saved_plan, vocabulary
+from fwconvert.folder import RunFolder
+from fwconvert.receipt import Receipt
 
 pytestmark = posix
 
@@ -253,6 +256,32 @@ def test_a_file_of_a_run_that_is_none_is_told_of_or_made_again(
     left = [path.name for path in out.rglob("*") if not (path.is_file() or path.is_dir())]
     # A run in which nothing is left to do is not touched, and that is a hint that nothing rests on.
     assert left in ([], ["places.json"])
+
+
+@pytest.mark.parametrize("what", ["shard", "tail"])
+def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
+    runs: dict[bool, Path], sources: Sources, what: str, tmp_path: Path
+) -> None:
+    """A pipe has no bytes; a receipt that says so, and whose digest fits, is not enough."""
+    out = Path(shutil.copytree(runs[False], tmp_path / "out"))
+    runner.cut_off(out)
+    folder = RunFolder(out)
+    path = min(folder.receipts.iterdir())
+    made = receipt.read(path, Receipt, saved_plan.read_plan(folder).recipe_id)
+    if what == "tail":
+        forged = replace(made, tail=replace(made.tail, bytes=0))
+        replaced(folder.tail(names.job_key(made.path)), planted.pipe, tmp_path)
+    else:
+        forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
+        replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)
+    receipt.publish(forged, path)
+
+    again = ("--version", sources.pinned, "--source", sources.folder, *RECIPE, "--out", out)
+    ended = bounded.run(*again)
+
+    assert ended.code == 0, ended.said
+    assert "not a regular file" in ended.stderr
+    assert runner.tree(out) == sources.tree
 
 
 def test_an_export_of_a_run_with_pipes_names_one(runs: dict[bool, Path], tmp_path: Path) -> None:
