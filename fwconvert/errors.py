@@ -56,14 +56,13 @@ def message(wrong: str, /, *actions: str, **values: object) -> str:
     names = {name: name.replace("_", " ") for name in values}
     width = max(map(len, names.values()), default=0)
     lines = [wrong]
-    lines += [f"  {names[name]:<{width}}  {_short(value)}" for name, value in values.items()]
+    lines += [f"  {names[name]:<{width}}  {shortened(str(value))}" for name, value in values.items()]
     lines += [f"  -> {action}" for action in actions]
     return printable("\n".join(lines))
 
 
-def _short(value: object) -> str:
-    """Return a value as it is shown: one from outside may have any length."""
-    text = str(value)
+def shortened(text: str) -> str:
+    """Return a text as it is shown: one from outside may have any length."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ... ({len(text):,} characters)"
 
 

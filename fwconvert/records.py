@@ -32,9 +32,9 @@ _LONG_NUMBER = re.compile(rb"[-:,\[\s][0-9]{19}")
 # What a decoded value takes at the most, about, but for its text: an entry of a dictionary, two texts, 190.
 # A line of a token shard with its 12 values takes 735 bytes.
 _VALUE_BYTES = 100
-# What a record may take, whatever it says: 166,000 token shards, or 420,000 sources. And what it may take
+# What a record may take, whatever it says: 110,000 token shards, or 250,000 sources. And what it may take
 # besides for each file that lies there: a token shard has a line in it, and so has a file beside it.
-_MOST_MEMORY = 250 * 10**6
+_MOST_MEMORY = 200 * 10**6
 _MEMORY_FOR_A_FILE = 2000
 
 
@@ -150,6 +150,11 @@ def read(path: Path, kind: type[R], there: Callable[[], int] = lambda: 0) -> R:
     return decode(raw, kind, str(path), there)
 
 
+def can_be_read(raw: bytes) -> bool:
+    """Tell whether a record can be read though nothing that it describes is there yet."""
+    return len(raw) <= MOST_BYTES and _memory(raw) <= _MOST_MEMORY
+
+
 def names_in(folder: Path) -> Iterator[str]:
     """Yield the names of the records in a folder, in no order; there may be a million of somebody else."""
     try:
@@ -180,10 +185,10 @@ def _content(path: Path, most: int) -> bytes | None:
 
 
 def _memory(raw: bytes) -> int:
-    """Return what a record takes in memory at the most, about: its text, and its values."""
+    """Return what a record takes in memory at the most, about: itself, its text, and its values."""
     # With one character beyond ASCII a text takes up to 4 bytes for each.
     width = 1 if raw.isascii() and b"\\u" not in raw else 4
-    return width * len(raw) + _VALUE_BYTES * sum(raw.count(sign) for sign in (b",", b"[", b"{"))
+    return (1 + width) * len(raw) + _VALUE_BYTES * sum(raw.count(sign) for sign in (b",", b"[", b"{"))
 
 
 def _refuse_monsters(value: object) -> None:

@@ -135,7 +135,12 @@ def read(folder: RunFolder) -> RunManifest:
                 missing=folder.manifest.name,
             )
         )
-    return records.read(folder.manifest, RunManifest, lambda: records.files_in(folder.path))
+    return records.read(folder.manifest, RunManifest, lambda: files_described(folder))
+
+
+def files_described(folder: RunFolder) -> int:
+    """Return how many lines a run's records may have: a file each, or a source and a job for a receipt."""
+    return records.files_in(folder.path) + 2 * records.files_in(folder.receipts)
 
 
 def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:

@@ -35,8 +35,17 @@ def save_plan(folder: RunFolder, recipe: Recipe) -> None:
         for left in (folder.quarantine, folder.tails):
             atomic.sweep(left)
     content = records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n"
-    if not files.holds(folder.plan, content):
-        folder.write(folder.plan, content)
+    if files.holds(folder.plan, content):
+        return
+    if before is None and not records.can_be_read(content):
+        raise UsageError(
+            message(
+                "these are more sources than a run can keep records of",
+                "convert some of them at a time, each time into another --out",
+                sources=f"{len(recipe.source.files):,}",
+            )
+        )
+    folder.write(folder.plan, content)
 
 
 def read_plan(folder: RunFolder) -> Recipe:
@@ -216,7 +225,7 @@ def _some(paths: list[str]) -> str:
 
 
 def _read(folder: RunFolder) -> SavedPlan:
-    saved = records.read(folder.plan, SavedPlan)
+    saved = records.read(folder.plan, SavedPlan, lambda: run_manifest.files_described(folder))
     if saved.recipe_id not in saved.recipe.ids:
         raise ManifestError(message("a plan is damaged: its recipe has another recipe_id", file=folder.plan))
     return saved

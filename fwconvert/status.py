@@ -9,7 +9,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine
 from fwconvert.records import Part
-from fwconvert.run_manifest import RunManifest
+from fwconvert.run_manifest import RunManifest, files_described
 from fwconvert.saved_plan import read_plan
 from fwconvert.survey import join_paths, shard_problem
 
@@ -86,7 +86,7 @@ def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
 
 
 def _receipt(folder: RunFolder, path: str) -> Receipt | None:
-    return _read(folder.receipt(names.job_key(path)), Receipt, lambda: records.files_in(folder.path))
+    return _read(folder.receipt(names.job_key(path)), Receipt, lambda: files_described(folder))
 
 
 def _failed(folder: RunFolder, path: str) -> FailedJob | None:
@@ -96,7 +96,7 @@ def _failed(folder: RunFolder, path: str) -> FailedJob | None:
 
 def _finished(folder: RunFolder, recipe: Recipe) -> RunManifest | None:
     """Return the run manifest if it says that all is done."""
-    manifest = _read(folder.manifest, RunManifest, lambda: records.files_in(folder.path))
+    manifest = _read(folder.manifest, RunManifest, lambda: files_described(folder))
     is_ours = manifest is not None and manifest.recipe_id == recipe.recipe_id
     return manifest if manifest is not None and is_ours and manifest.headline.complete else None
 

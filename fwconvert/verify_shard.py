@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fwconvert import names, shard
 from fwconvert.config import Rules
-from fwconvert.errors import ShardError, printable
+from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine, Sidecar
@@ -29,7 +29,7 @@ from fwconvert.sidecars import Spans, sidecar_parts
 from fwconvert.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # There may be one for each of a million files.
 class Problem:
     """Something that is not as it should be: in which file of the output folder, and what."""
 
@@ -38,8 +38,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         # A file name need not be text.
-        object.__setattr__(self, "file", printable(self.file))
-        object.__setattr__(self, "what", printable(self.what))
+        object.__setattr__(self, "file", printable(shortened(self.file)))
+        object.__setattr__(self, "what", printable(shortened(self.what)))
 
 
 @dataclass(frozen=True)
