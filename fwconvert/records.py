@@ -178,10 +178,8 @@ def files_in(folder: Path) -> int:
 def _content(path: Path, most: int) -> bytes | None:
     """Return what is in a regular file, or None if that is more than `most`; then nothing is read."""
     with files.open_to_read(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            return None
-        raw = file.read(most + 1)  # It may have grown meanwhile.
-        return raw if raw is not None and len(raw) <= most else None
+        size = os.fstat(file.fileno()).st_size
+        return (file.read(size) or b"") if size <= most else None
 
 
 def _memory(raw: bytes) -> int:
