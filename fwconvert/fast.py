@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
     """Have a rank table in a file during the block: gigatoken reads it from files only."""
     path = folder / f"ranks-{uuid.uuid4().hex}.tiktoken"
     try:
-        with atomic.writing(path), files.create(path) as file:
+        # Buffered: on a disk that is almost full a file writes less than it is given, without a word.
+        with atomic.writing(path), BufferedWriter(files.create(path)) as file:
             file.write(table)
         yield path
     finally:

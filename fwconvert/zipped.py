@@ -28,6 +28,8 @@ _SMALL_STEP = 2**10
 # packed as tokens can be, which is 2 to 3 times; a text that repeats itself again and again, 50 times.
 _ANY_CONTENT = 2**28
 _MOST_RATIO = 100
+# Nothing is packed tighter than zeros.
+_ZEROS_RATIO = 2**16
 # How much of the content a reader has to remember: no more than `zstd` itself allows. Ours have 2 MB, and
 # where several are read side by side, nobody may ask for much more.
 _MOST_WINDOW = 2**27
@@ -98,7 +100,8 @@ def content_size(path: Path) -> int:
 def unpackable_size(path: Path) -> int:
     """Return how many bytes a frame says that its content has, or raise ShardError if they are too many."""
     size = content_size(path)
-    most = max(_ANY_CONTENT, _MOST_RATIO * path.stat().st_size)
+    packed = files.state_of(path).st_size
+    most = max(min(_ANY_CONTENT, _ZEROS_RATIO * (packed + 1)), _MOST_RATIO * packed)
     if size > most:
         raise ShardError(
             message(
