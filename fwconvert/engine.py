@@ -269,36 +269,16 @@ def _start(
         return future, next(iter(set(multiprocessing.active_children()) - before), None)
 
 
-def call_apart(function: Callable[[A], str], argument: A, seconds: float) -> str:
-    """Return what a function returns that is called in a process of its own, or how that process ended.
-
-    So much for a function that may end its process, or never return. Raises
-    FwconvertError if no process can be started.
-    """
-    process.open_standard_streams()
-    try:
-        executor = _executor([0] * process.BOARD_SIZE, os.devnull)
-        future, started = _start(executor, function, argument)
-    except _NO_START as error:
-        raise FwconvertError(_cannot_start(error)) from error
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        if started is not None:
-            started.kill()
-        return f"no answer in {seconds:,.0f} s"
-    except BrokenProcessPool:
-        executor.shutdown()
-        return f"its process was ended by {_ended_by(started.exitcode if started is not None else None)}"
-    finally:
-        executor.shutdown()
+class EndedApart(FwconvertError):
+    """A process that was to call a function ended, or was ended, before it had an answer."""
 
 
-def call_guarded(function: Callable[[A], R], argument: A, limits: Limits) -> R:
+def call_apart(function: Callable[[A], R], argument: A, limits: Limits) -> R:
     """Return what a function returns, or raise what it raises, called in a process of its own.
 
     For what may want any amount of memory or time, or end its process: beyond
-    the limits the process is ended. Then, and if none can be started, FwconvertError is raised.
+    the limits the process is ended, and EndedApart is raised. FwconvertError
+    means that none can be started.
     """
     process.open_standard_streams()
     try:
@@ -311,22 +291,18 @@ def call_guarded(function: Callable[[A], R], argument: A, limits: Limits) -> R:
         while not wait([future], _GUARD_SECONDS).done:
             had = process.resident_bytes(started.pid) if started is not None else None
             if limits.memory_bytes is not None and (had or 0) > limits.memory_bytes:
-                raise _ended_early(f"it wanted more than {limits.memory_bytes:,} bytes of memory")
+                raise EndedApart(f"its process wanted more than {limits.memory_bytes:,} bytes of memory")
             if limits.stall_seconds is not None and time.monotonic() - begun > limits.stall_seconds:
-                raise _ended_early(f"no answer in {limits.stall_seconds:,.0f} s")
+                raise EndedApart(f"no answer in {limits.stall_seconds:,.0f} s")
         return future.result()
     except BrokenProcessPool:
         executor.shutdown()
         ended = _ended_by(started.exitcode if started is not None else None)
-        raise _ended_early(f"it was ended by {ended}") from None
+        raise EndedApart(f"its process was ended by {ended}") from None
     finally:
         if started is not None and not future.done():
             started.kill()
         executor.shutdown()
-
-
-def _ended_early(reason: str) -> FwconvertError:
-    return FwconvertError(message("the process that was to look at a file gave no answer", reason=reason))
 
 
 def check_open_files(workers: int, fetches: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fwconvert import sieve, source
 from fwconvert.config import Rules
-from fwconvert.engine import Limits, call_guarded
+from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError
 from fwconvert.plan import Size
 
@@ -53,7 +53,7 @@ def check_columns(file: Path | io.RawIOBase, name: str, rules: Rules) -> None:
         source.check_columns(footer, name, rules.text_column, sieve.of(rules), _SMALL_ELEMENTS)
         return
     try:
-        call_guarded(_check_columns, (footer, name, rules), _GUARD)
+        call_apart(_check_columns, (footer, name, rules), _GUARD)
     except SourceError:
         raise
     except FwconvertError as error:
@@ -71,7 +71,7 @@ def _state(place: Path) -> tuple[int, int]:
 @lru_cache(1)
 def _large_sizes(places: tuple[Path, ...], _state: tuple[tuple[int, int], ...]) -> Mapping[Path, Size]:
     try:
-        return call_guarded(_sizes, places, _GUARD)
+        return call_apart(_sizes, places, _GUARD)
     except FwconvertError:
         return {}
 

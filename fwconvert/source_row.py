@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fwconvert import catalog, places, source, tokenizer, vocabulary
 from fwconvert.config import Rules, SourceShard
-from fwconvert.engine import Limits, call_guarded
+from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.hub import Dataset
 from fwconvert.ranges import RangedFile
@@ -105,7 +105,7 @@ class Rows:
         question = _Question(copy, document.row, rules, tables, tokens, document.is_whole)
         if isinstance(copy.place, Path) and source.size_of(copy.place) <= _SMALL_BYTES:
             return _answer(question)
-        return call_guarded(_answer, question, _GUARD)
+        return call_apart(_answer, question, _GUARD)
 
 
 def _answer(question: _Question) -> Told:

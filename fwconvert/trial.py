@@ -6,16 +6,19 @@ tried in a process of its own, which also keeps it out of the driver's memory.
 It takes as long as starting one worker.
 """
 
-from fwconvert.engine import call_apart
+from fwconvert.engine import EndedApart, Limits, call_apart
 from fwconvert.vocabulary import Vocabulary
 
 # Importing it takes a moment; from a slow network drive, many.
-_MOST_SECONDS = 60.0
+_GUARD = Limits(stall_seconds=60.0)
 
 
 def why_fast_fails(vocabulary: Vocabulary) -> str:
     """Return why gigatoken cannot be used for a vocabulary on this machine, or ""."""
-    return call_apart(_try, vocabulary, _MOST_SECONDS)
+    try:
+        return call_apart(_try, vocabulary, _GUARD)
+    except EndedApart as ended:
+        return str(ended)
 
 
 def _try(vocabulary: Vocabulary) -> str:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fwconvert import trial
-from fwconvert.engine import call_apart
+from fwconvert.engine import EndedApart, Limits, call_apart
 from fwconvert.vocabulary import find, read_table
 
 
@@ -40,8 +40,28 @@ def sleep(seconds: float) -> str:
     return "awake"
 
 
+def divmod_by(number: int) -> str:
+    return str(divmod(1, number))
+
+
+def take(megabytes: int) -> str:
+    taken = bytearray(megabytes * 2**20)
+    time.sleep(10_000)
+    return str(len(taken))
+
+
+def test_a_function_that_takes_too_much_memory_is_ended() -> None:
+    with pytest.raises(EndedApart, match=r"its process wanted more than 500,000,000 bytes of memory"):
+        call_apart(take, 600, Limits(memory_bytes=500_000_000))
+
+
+def test_what_a_function_raises_in_another_process_is_raised_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        call_apart(divmod_by, 0, Limits())
+
+
 def test_what_a_function_returns_in_another_process_comes_back() -> None:
-    word, _, pid = call_apart(quote, "hello", 60).partition(" in ")
+    word, _, pid = call_apart(quote, "hello", Limits()).partition(" in ")
 
     assert word == "hello"
     assert int(pid) != os.getpid()
@@ -49,13 +69,15 @@ def test_what_a_function_returns_in_another_process_comes_back() -> None:
 
 
 def test_a_function_that_ends_its_process_ends_only_that() -> None:
-    assert call_apart(leave, 3, 60) == "its process was ended by exit code 3"
+    with pytest.raises(EndedApart, match="its process was ended by exit code 3"):
+        call_apart(leave, 3, Limits())
 
 
 def test_a_function_that_never_returns_is_not_waited_for() -> None:
     before = {child.pid for child in psutil.Process().children()}
 
-    assert call_apart(sleep, 10_000.0, 1) == "no answer in 1 s"
+    with pytest.raises(EndedApart, match="no answer in 1 s"):
+        call_apart(sleep, 10_000.0, Limits(stall_seconds=1))
 
     spawned = [child for child in psutil.Process().children() if child.pid not in before]
     assert not [child for child in spawned if any("spawn_main" in word for word in child.cmdline())]
