@@ -32,7 +32,7 @@ _PACKAGES = ("fwconvert", "gigatoken", "numpy", "pyarrow", "tiktoken")
 class Session(Record, frozen=True, tag="fwconvert session 1"):
     """One invocation of fwconvert on a run."""
 
-    # One has about 400 bytes.
+    # One has about 300 bytes.
     most_bytes: ClassVar[int] = 2**16
     id: str
     started: str

@@ -21,8 +21,7 @@ from fwconvert.hub import Dataset
 from fwconvert.ranges import RangedFile
 from fwconvert.run_reader import Located, RunReader
 
-# Nothing is packed tighter than 2**15 times, so what a file of this size holds takes 0.3 GB.
-_SMALL_BYTES = 2**13
+# However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
 _GUARD = Limits(memory_bytes=2**30, stall_seconds=300.0)
 
@@ -103,8 +102,6 @@ class Rows:
         tokens = located.reader.tokens(document.start, document.end)
         tables = self._run.folder.vocabularies
         question = _Question(copy, document.row, rules, tables, tokens, document.is_whole)
-        if isinstance(copy.place, Path) and source.size_of(copy.place) <= _SMALL_BYTES:
-            return _answer(question)
         return call_apart(_answer, question, _GUARD)
 
 

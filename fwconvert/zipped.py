@@ -25,7 +25,8 @@ STEP = 4 * 2**20
 # So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.
 _SMALL_STEP = 2**10
 # What a frame may become, whatever is in it: 100M tokens of 2 bytes, and some more. Beyond that it must be
-# packed as tokens can be, which is 2 to 3 times; a text that repeats itself again and again, 50 times.
+# packed as tokens are, which is about 2 times. One document again and again is packed 5,000 times: of that,
+# a larger shard is refused, and has to be unpacked by its owner.
 _ANY_CONTENT = 2**28
 _MOST_RATIO = 100
 # Nothing is packed tighter than zeros.

@@ -78,6 +78,13 @@ def made(folder: Path, **choices: Any) -> Path:
     return folder / "run"
 
 
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read sources in this very process: one for each of hundreds of tokens would take minutes."""
+    monkeypatch.setattr("fwconvert.source_row.call_apart", lambda function, asked, _: function(asked))
+
+
+@pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("layout", "size", "last"), SHAPES)
 def test_every_token_is_traced_to_its_row(
