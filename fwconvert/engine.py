@@ -28,7 +28,7 @@ from typing import Protocol, Self, TypeVar
 
 from fwconvert import files, process
 from fwconvert.addresses import plain
-from fwconvert.errors import FwconvertError, UsageError, message
+from fwconvert.errors import EndedApart, FwconvertError, UsageError, message
 from fwconvert.orders import Failure, Order, Outcome
 from fwconvert.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
 
@@ -267,10 +267,6 @@ def _start(
                 started.kill()  # Nobody is going to tell it to end.
             raise
         return future, next(iter(set(multiprocessing.active_children()) - before), None)
-
-
-class EndedApart(FwconvertError):
-    """A process that was to call a function ended, or was ended, before it had an answer."""
 
 
 def call_apart(function: Callable[[A], R], argument: A, limits: Limits) -> R:

@@ -43,6 +43,10 @@ class OutputError(FwconvertError):
     """The output could not be written: no space, read-only, broken disk. No job is to blame."""
 
 
+class EndedApart(FwconvertError):
+    """A process that was to call a function ended, or was ended, before it had an answer."""
+
+
 class NotReady(FwconvertError):
     """A run that a loader follows has made nothing new for too long, or nobody makes it any more."""
 

@@ -6,7 +6,8 @@ tried in a process of its own, which also keeps it out of the driver's memory.
 It takes as long as starting one worker.
 """
 
-from fwconvert.engine import EndedApart, Limits, call_apart
+from fwconvert.engine import Limits, call_apart
+from fwconvert.errors import EndedApart
 from fwconvert.vocabulary import Vocabulary
 
 # Importing it takes a moment; from a slow network drive, many.

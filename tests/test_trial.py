@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from fwconvert import trial
-from fwconvert.engine import EndedApart, Limits, call_apart
+from fwconvert.engine import Limits, call_apart
+from fwconvert.errors import EndedApart
 from fwconvert.vocabulary import find, read_table
 
 
