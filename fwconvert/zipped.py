@@ -37,6 +37,7 @@ _MOST_WINDOW = 2**27
 OWN_WINDOW = 2**23
 _HEADER_BYTES = 18
 _CUT_SHORT = "it is cut short"
+_NO_MEMORY = "there is no memory for what it says that it holds"
 
 
 def _zstandard() -> Any:
@@ -70,6 +71,8 @@ def unzipping(path: Path, window: int = _MOST_WINDOW) -> Iterator[Any]:
             yield content
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
+    except MemoryError as error:
+        raise _broken(path, _NO_MEMORY) from error
 
 
 def head(path: Path, most: int) -> bytes:
@@ -121,12 +124,15 @@ def unzip(path: Path, most: int) -> NDArray[np.uint8]:
     size = unpackable_size(path)
     if size > most:
         raise _broken(path, f"its content has {size:,} bytes, and {most:,} are the most")
-    content, done = np.empty(size, np.uint8), 0
-    for part in _parts(path):
-        if done + len(part) > size:
-            raise _broken(path, f"its content has more than the {size:,} bytes that it tells")
-        content[done : done + len(part)] = np.frombuffer(part, np.uint8)
-        done += len(part)
+    try:
+        content, done = np.empty(size, np.uint8), 0
+        for part in _parts(path):
+            if done + len(part) > size:
+                raise _broken(path, f"its content has more than the {size:,} bytes that it tells")
+            content[done : done + len(part)] = np.frombuffer(part, np.uint8)
+            done += len(part)
+    except MemoryError as error:
+        raise _broken(path, _NO_MEMORY) from error
     return content
 
 

@@ -143,8 +143,10 @@ def state_of(out: Path) -> dict[str, Any]:
 
 def unpack(half: str, out: Path) -> None:
     """Lay a half-finished run out as it was."""
+    # Python before 3.11.4 knows no filters, and later ones want one.
+    how: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with tarfile.open(RECORDS / f"{half}.tar.gz") as packed:
-        packed.extractall(out, filter="data")
+        packed.extractall(out, **how)
 
 
 def record(name: str) -> dict[str, Any]:
