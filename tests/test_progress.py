@@ -446,7 +446,7 @@ def test_a_run_with_a_limit_counts_the_bytes_that_it_converts(flag: dict[str, in
     ended = runner.run(tmp_path / "source", tmp_path / "out", **words)
 
     runner.assert_tidy_end(ended, 0)
-    told = r"convert 100% · 1/1 jobs · 50\.0K tokens · in \S+ · ([0-9.]+)(K?) tokens/s · ([0-9.]+) MB/s"
-    (tokens, thousand, megabytes) = re.findall(told, ended.stderr)[-1]
+    told = r"convert 100% · 1/1 jobs · 50\.0K tokens · in \S+ · ([0-9.]+)([KM]?) tokens/s · ([0-9.]+) MB/s"
+    (tokens, unit, megabytes) = re.findall(told, ended.stderr)[-1]
     # The rate is told in steps of 0.1 MB/s.
-    assert float(megabytes) * 1e6 < float(tokens) * (1000 if thousand else 1) * 1.2 + 60_000
+    assert float(megabytes) * 1e6 < float(tokens) * {"": 1, "K": 1e3, "M": 1e6}[unit] * 1.2 + 60_000
