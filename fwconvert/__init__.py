@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fwconvert.config import Options, Recipe
+    from fwconvert.recipe import Options, Recipe
     from fwconvert.errors import FwconvertError
     from fwconvert.export_run import export
     from fwconvert.loader import Loader

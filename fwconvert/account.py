@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fwconvert import limits, names, pack, run_manifest, vocabulary
-from fwconvert.checks import check_rules
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards

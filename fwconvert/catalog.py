@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from fwconvert import files, records
-from fwconvert.config import SourceManifest, SourceShard, Totals, is_safe
+from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_safe
 from fwconvert.errors import UsageError, message
 
 PARQUET = ".parquet"

@@ -18,7 +18,7 @@ from typing import NoReturn, get_args
 
 from fwconvert import commands, process
 from fwconvert.addresses import plain
-from fwconvert.config import parse_count
+from fwconvert.recipe import parse_count
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
 from fwconvert.streams import note, tell

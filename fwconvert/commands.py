@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from fwconvert import records, wording
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import OutputError, Stopped, UsageError, message
 from fwconvert.streams import note, tell
 

@@ -8,7 +8,7 @@ for sources that there are not.
 from itertools import pairwise
 
 from fwconvert import names
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
 
 # An entry of a tail's document index; the tail of a whole source may have more than 2**32 tokens.

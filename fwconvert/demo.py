@@ -26,7 +26,7 @@ from string import capwords
 import platformdirs
 
 from fwconvert import atomic, files, records
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.errors import ManifestError
 
 NAME = "demo-1"

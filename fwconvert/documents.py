@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fwconvert import process, sieve, source, tokenizer, vocabulary
 from fwconvert.ahead import ahead
-from fwconvert.config import Encoder, Rules
+from fwconvert.recipe import Encoder, Rules
 from fwconvert.errors import SourceError, message
 from fwconvert.fast import FastTokenizer
 from fwconvert.folder import RunFolder

@@ -6,7 +6,7 @@ Light on purpose: the driver chooses, a worker loads.
 from collections.abc import Callable
 from importlib import metadata, util
 
-from fwconvert.config import Encoder, EncoderChoice
+from fwconvert.recipe import Encoder, EncoderChoice
 from fwconvert.doubtful import GIGATOKEN
 from fwconvert.errors import UsageError, message
 from fwconvert.vocabulary import Vocabulary

@@ -15,28 +15,9 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import (
-    atomic,
-    formats,
-    needs,
-    places,
-    plan,
-    request,
-    session,
-    typed,
-    verify_manifest,
-    vocabulary,
-)
-from fwconvert.checks import check_rules
-from fwconvert.config import (
-    EotSide,
-    Last,
-    Layout,
-    Options,
-    Recipe,
-    SourceShard,
-    block_digits,
-)
+from fwconvert import atomic, formats, needs, places, plan, request, session, records, verify_manifest, vocabulary
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.formats import Format
@@ -99,7 +80,7 @@ class Export:
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
-    typed.check(changes)
+    records.check(changes)
     given = {one.name: getattr(changes, one.name) for one in fields(changes)}
     given = {name: value for name, value in given.items() if value is not None}
     old, files = recipe.rules, recipe.source.files

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwconvert import atomic, files, names
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub import Dataset
 from fwconvert.hub_client import endpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fwconvert import footers, names, records
 from fwconvert.catalog import LOCAL
-from fwconvert.config import Recipe, SourceShard
+from fwconvert.recipe import Recipe, SourceShard
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.hub import Dataset

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fwconvert import sieve, source
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError
 from fwconvert.plan import Size

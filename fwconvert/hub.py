@@ -26,7 +26,7 @@ import msgspec
 
 from fwconvert import exchange
 from fwconvert.addresses import plain
-from fwconvert.config import SourceShard, is_commit
+from fwconvert.recipe import SourceShard, is_commit
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.exchange import Reply
 from fwconvert.hub_client import client, endpoint, headers, session

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from typing import Any
 
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.names import Split
 from fwconvert.receipt import Absorbed, Receipt, Segment
 

@@ -7,7 +7,7 @@ done. What a session that was cut off could not remove, the next one does.
 from collections import Counter
 
 from fwconvert import atomic, names, records
-from fwconvert.config import Recipe
+from fwconvert.recipe import Recipe
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt
 from fwconvert.survey import Survey

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, Protocol
 
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.receipt import Receipt
 
 # Sources on trial may give so many times what is expected before they do not fit; and a source is

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import loader_shards, loader_state, records
-from fwconvert.config import TokenType
+from fwconvert.recipe import TokenType
 from fwconvert.errors import UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted

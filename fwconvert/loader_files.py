@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import zipped
-from fwconvert.config import TokenType
+from fwconvert.recipe import TokenType
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED
 from fwconvert.shard import map_array, numpy_type

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fwconvert import formats, names, records, run_manifest
-from fwconvert.config import TokenType, is_safe
+from fwconvert.recipe import TokenType, is_safe
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.formats import ZIPPED

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.formats import ZIPPED
 
 Split = Literal["val", "train"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fwconvert import catalog, footers, plan
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.limits import Amount

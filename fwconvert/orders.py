@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from fwconvert import names
-from fwconvert.config import Encoder, Rules, SourceShard
+from fwconvert.recipe import Encoder, Rules, SourceShard
 from fwconvert.receipt import Absorbed, Counts, JoinReceipt, Receipt, Segment
 from fwconvert.stream import Passage
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fwconvert import atomic, catalog, fetch, files, names
-from fwconvert.config import SourceManifest, SourceShard
+from fwconvert.recipe import SourceManifest, SourceShard
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
 from fwconvert.hub import Dataset

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 
 # The size of a block that never ends.
 UNBOUNDED = sys.maxsize

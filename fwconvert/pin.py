@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fwconvert import atomic, catalog, records, source
-from fwconvert.config import SourceManifest, SourceShard, Totals, is_dataset
+from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub import Dataset
 from fwconvert.patience import Patience, patiently

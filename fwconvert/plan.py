@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fwconvert import records
-from fwconvert.config import Recipe, Rules, SourceShard, Totals
+from fwconvert.recipe import Recipe, Rules, SourceShard, Totals
 from fwconvert.errors import UsageError, message
 
 # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).

@@ -8,7 +8,7 @@ import io
 import threading
 from functools import lru_cache
 
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.hub import Dataset
 from fwconvert.patience import Passing, Patience, patiently

@@ -6,20 +6,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fwconvert import catalog, demo, expression, formats, records, typed, vocabulary, where
-from fwconvert.checks import check_rules
-from fwconvert.config import (
-    SHARD_TOKENS,
-    EotSide,
-    Last,
-    Layout,
-    Recipe,
-    Rules,
-    SourceManifest,
-    SourceShard,
-    Totals,
-    block_digits,
-)
+from fwconvert import catalog, demo, where as expression, formats, records, vocabulary, where
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import SHARD_TOKENS, EotSide, Last, Layout, Recipe, Rules, SourceManifest, SourceShard, Totals, block_digits
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
 
@@ -57,7 +46,7 @@ class Request:
 
 def resolve(request: Request) -> tuple[Recipe, Path | None]:
     """Return the recipe, and the folder of its files or None if they are not on this machine."""
-    typed.check(request)
+    records.check(request)
     manifest, root = _sources(request)
     return Recipe(manifest, _rules(request, manifest)), root
 

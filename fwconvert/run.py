@@ -22,8 +22,8 @@ from fwconvert import (
     session,
     strays,
 )
-from fwconvert.checks import check_rules
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import Options, Recipe
 from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.folder import Lock, RunFolder

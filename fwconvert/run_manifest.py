@@ -8,7 +8,7 @@ each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 from collections.abc import Mapping, Sequence
 
 from fwconvert import limits, records
-from fwconvert.config import Recipe, Rules, SourceManifest, SourceShard, Totals
+from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt, ShardLine

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from fwconvert import atomic, files, names, records, run_manifest
-from fwconvert.config import Recipe, Rules, SourceShard
+from fwconvert.recipe import Recipe, Rules, SourceShard
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import Receipt

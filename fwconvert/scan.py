@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import shard
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError
 from fwconvert.vocabulary import Vocabulary
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 import msgspec
 
 from fwconvert import records
-from fwconvert.config import is_safe
+from fwconvert.recipe import is_safe
 from fwconvert.errors import ManifestError, message
 from fwconvert.folder import RunFolder
 from fwconvert.records import Record

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fwconvert import files, names, process, zipped
 from fwconvert.atomic import Output
-from fwconvert.config import Rules, TokenType
+from fwconvert.recipe import Rules, TokenType
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.pack import Piece

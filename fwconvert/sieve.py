@@ -17,25 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fwconvert import expression, where
-from fwconvert.config import Rules
+from fwconvert import where
+from fwconvert.recipe import Rules
 from fwconvert.errors import ColumnError, SourceError, message
-from fwconvert.expression import (
-    Among,
-    Arithmetic,
-    Call,
-    Chain,
-    Column,
-    Constant,
-    IsNull,
-    Kind,
-    KindError,
-    Logic,
-    Negative,
-    Node,
-    Not,
-    Value,
-)
+from fwconvert.where import Among, Arithmetic, Call, Chain, Column, Constant, IsNull, Kind, KindError, Logic, Negative, Node, Not, Value
 
 # An Arrow array or scalar; pyarrow has no types to check.
 Values = Any
@@ -62,7 +47,7 @@ class Sieve:
     @property
     def columns(self) -> list[str]:
         """The names of the columns that it reads, each once."""
-        return [*dict.fromkeys(expression.columns(self.node))]
+        return [*dict.fromkeys(where.columns(self.node))]
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise ColumnError if a file has not the columns for it."""
@@ -70,7 +55,7 @@ class Sieve:
             if schema.names.count(name) != 1:
                 raise ColumnError(_unfit("a source file has no such column", self, path, schema, name))
         try:
-            expression.kind(self.node, lambda name: _kind(schema.field(name).type), top=True)
+            where.kind(self.node, lambda name: _kind(schema.field(name).type), top=True)
         except KindError as error:
             wrong = f"a source file has columns of other kinds than the filter asks for: {error}"
             raise ColumnError(_unfit(wrong, self, path, schema)) from None
@@ -106,7 +91,7 @@ def _unfit(wrong: str, sieve: Sieve, path: Path, schema: pa.Schema, missing: str
         wrong,
         "see --where, --min-score and --min-int-score",
         file=path,
-        filter=expression.text(sieve.node),
+        filter=where.text(sieve.node),
         **wanted,
         columns=found[:2000],
     )
@@ -147,7 +132,7 @@ def _evaluated(node: Node, columns: Mapping[str, Values]) -> Values:
             return columns[name]
         case Value(value):
             return pa.scalar(value)
-    parts = [_evaluated(part, columns) for part in expression.operands(node)]
+    parts = [_evaluated(part, columns) for part in where.operands(node)]
     return _computed(node, parts) if isinstance(node, Negative | Arithmetic | Call) else _decided(node, parts)
 
 

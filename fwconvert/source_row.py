@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import catalog, places, source, tokenizer, vocabulary
-from fwconvert.config import Rules, SourceShard
+from fwconvert.recipe import Rules, SourceShard
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.hub import Dataset

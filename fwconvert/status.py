@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fwconvert import limits, names, records
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
 from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine

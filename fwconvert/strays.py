@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwconvert import atomic, names
-from fwconvert.config import Recipe
+from fwconvert.recipe import Recipe
 from fwconvert.folder import RunFolder
 from fwconvert.formats import ZIPPED
 

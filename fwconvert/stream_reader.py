@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files, process, shard, stream, vocabulary
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import ShardLine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fwconvert import encoders, needs, session, trial, vocabulary
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import Options, Recipe
 from fwconvert.fit import Footers, refuse_other_folder
 from fwconvert.folder import RunFolder
 from fwconvert.hub import Dataset

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwconvert import credible, files, limits, names, receipt, records
-from fwconvert.config import Recipe, Rules, default_workers
+from fwconvert.recipe import Recipe, Rules, default_workers
 from fwconvert.errors import ManifestError, Stopped, message
 from fwconvert.folder import RunFolder
 from fwconvert.join import joined_shards, last_full

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError, message
 from fwconvert.folder import RunFolder
 from fwconvert.orders import JoinOrder

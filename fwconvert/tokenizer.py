@@ -19,7 +19,7 @@ import regex
 import tiktoken
 from numpy.typing import NDArray
 
-from fwconvert.config import EotSide
+from fwconvert.recipe import EotSide
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.vocabulary import Vocabulary, read_table
 

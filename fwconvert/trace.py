@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fwconvert import names, records, tokenizer, vocabulary
-from fwconvert.config import EotSide, parse_count
+from fwconvert.recipe import EotSide, parse_count
 from fwconvert.errors import ManifestError, UsageError, message, printable
 from fwconvert.receipt import ShardLine
 from fwconvert.records import Part

@@ -17,7 +17,7 @@ from pathlib import Path
 from fwconvert import names, receipt, records, run_manifest, strays, vocabulary
 from fwconvert.account import Account, Expected
 from fwconvert.account import read as read_manifest
-from fwconvert.config import default_workers
+from fwconvert.recipe import default_workers
 from fwconvert.errors import ManifestError
 from fwconvert.folder import RunFolder, holder
 from fwconvert.receipt import JoinReceipt, Receipt

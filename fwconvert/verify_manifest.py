@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from fwconvert import limits, names, vocabulary
 from fwconvert.account import MOST_SHARDS, Account, Expected, tail
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import ManifestError
 from fwconvert.receipt import ShardLine
 from fwconvert.run_manifest import Headline, JobLine, RunManifest

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import names, shard
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.folder import RunFolder

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fwconvert import atomic, files
 from fwconvert.addresses import plain
-from fwconvert.config import TokenType
+from fwconvert.recipe import TokenType
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.patience import Passing
 

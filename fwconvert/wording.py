@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fwconvert import names, records
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import message, printable
 from fwconvert.records import Part
 

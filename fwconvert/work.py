@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fwconvert import atomic, names, records, run_manifest, session
-from fwconvert.config import Recipe, SourceShard
+from fwconvert.recipe import Recipe, SourceShard
 from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, Stopped
 from fwconvert.folder import RunFolder

@@ -22,7 +22,7 @@ from typing import Any
 
 import fwconvert
 from fwconvert import engine, fast, pack, shard, source, tokenizer
-from fwconvert.config import EncoderChoice
+from fwconvert.recipe import EncoderChoice
 
 
 class Clock:

@@ -7,19 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import (
-    expression,
-    formats,
-    loader_files,
-    needs,
-    shard,
-    sieve,
-    source,
-    vocabulary,
-    where,
-    zipped,
-)
-from fwconvert.config import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
+from fwconvert import where, formats, loader_files, needs, shard, sieve, source, vocabulary, zipped
+from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.errors import FwconvertError
 from fwconvert.fit import Footers
 from fwconvert.folder import RunFolder
@@ -134,7 +123,7 @@ def where_expression(_scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         node = where.parse(data.decode(errors="surrogateescape"))
-        spelt = expression.text(node)
+        spelt = where.text(node)
         if len(spelt) <= where.MOST_CHARACTERS:
             again = where.parse(spelt)
             assert repr(again) == repr(node), f"{spelt!r} is another expression"

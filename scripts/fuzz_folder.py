@@ -17,24 +17,8 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import (
-    catalog,
-    export_run,
-    places,
-    receipt,
-    records,
-    run_manifest,
-    saved_plan,
-    session,
-    show,
-    status,
-    survey,
-    trace,
-    verify,
-    verify_shard,
-    vocabulary,
-)
-from fwconvert.config import Recipe, Rules
+from fwconvert import catalog, export_run, places, receipt, records, run_manifest, saved_plan, session, show, status, survey, trace, verify, verify_shard, vocabulary
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.demo import Corpus
 from fwconvert.errors import FwconvertError
 from fwconvert.folder import RunFolder, holder

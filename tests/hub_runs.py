@@ -23,7 +23,7 @@ import runner
 from hub_server import REPO, HubServer, Seen
 
 from fwconvert import catalog, names
-from fwconvert.config import SourceManifest
+from fwconvert.recipe import SourceManifest
 
 FOLDER = "sample/10BT"
 SHARD_TOKENS = 100_000

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fwconvert.config import Rules, SourceShard
+from fwconvert.recipe import Rules, SourceShard
 from fwconvert.engine import Progress
 from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
 from fwconvert.receipt import Segment

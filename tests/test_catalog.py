@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fwconvert import catalog, records
-from fwconvert.config import SourceManifest, SourceShard, Totals
+from fwconvert.recipe import SourceManifest, SourceShard, Totals
 from fwconvert.errors import ManifestError, UsageError
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")

@@ -15,18 +15,9 @@ from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, r
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import config
-from fwconvert.checks import check_rules
-from fwconvert.config import (
-    Options,
-    Recipe,
-    Rules,
-    SourceShard,
-    Totals,
-    block_digits,
-    is_safe,
-    parse_count,
-)
+from fwconvert import recipe
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import Options, Recipe, Rules, SourceShard, Totals, block_digits, is_safe, parse_count
 from fwconvert.errors import ManifestError, UsageError
 
 
@@ -273,7 +264,7 @@ def test_the_id_is_the_same_in_every_process() -> None:
     code = """
         import sys
         import msgspec
-        from fwconvert.config import Recipe
+        from fwconvert.recipe import Recipe
         print(msgspec.json.decode(sys.argv[1], type=Recipe).recipe_id)
     """
     text = msgspec.json.encode(RECIPE).decode()
@@ -306,7 +297,7 @@ def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources()
 
 
 def test_workers_default_to_the_usable_cores_and_an_explicit_number_is_kept() -> None:
-    assert Options(Path("x"), None).worker_count == config.default_workers() >= 1
+    assert Options(Path("x"), None).worker_count == recipe.default_workers() >= 1
     assert Options(Path("x"), None, workers=3).worker_count == 3
 
 

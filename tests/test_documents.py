@@ -9,7 +9,7 @@ import pytest
 from examples import rules_with
 
 from fwconvert import documents, source
-from fwconvert.config import Encoder, SourceShard
+from fwconvert.recipe import Encoder, SourceShard
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
 from fwconvert.fast import FastTokenizer

@@ -14,7 +14,7 @@ import pytest
 from examples import RECIPE, RULES
 
 from fwconvert import driver
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.driver import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.engine import LocalEngine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped

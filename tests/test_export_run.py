@@ -22,7 +22,7 @@ from runner import PRIVATE, Notices, shards, tree
 import fwconvert
 from fwconvert import catalog, pin, records
 from fwconvert.cli import main
-from fwconvert.config import Options
+from fwconvert.recipe import Options
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner import sha256
 
 from fwconvert import exported, stream_reader
-from fwconvert.config import EotSide, Rules, SourceShard
+from fwconvert.recipe import EotSide, Rules, SourceShard
 from fwconvert.errors import ShardError
 from fwconvert.exported import ExportedDocuments
 from fwconvert.orders import ConvertOrder, Exported, RunContext

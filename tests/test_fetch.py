@@ -25,7 +25,7 @@ from hub_faults import nobody
 from hub_runs import environment
 from hub_server import COMMIT, REPO, HubServer, Seen
 
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.fetch import part_name
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
@@ -38,7 +38,7 @@ FETCHER = """
 import json, os, sys, threading, time
 from pathlib import Path
 from fwconvert import fetch, hub, hub_client, patience
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 
 calls, hold = [], None
 

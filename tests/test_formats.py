@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import formats, names, records
-from fwconvert.checks import check_rules
-from fwconvert.config import Recipe, Rules
+from fwconvert.recipe import check_rules
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.request import make_recipe

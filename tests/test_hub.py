@@ -46,7 +46,7 @@ ASKER = """
 import json, sys, threading
 from pathlib import Path
 from fwconvert import fetch, hub, patience
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 
 patience._LONGEST_BACKOFF = 0.05
 how, *questions = json.loads(sys.argv[1])

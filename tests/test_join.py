@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwconvert import tails as tails_module
-from fwconvert.config import Layout, Rules, TokenType
+from fwconvert.recipe import Layout, Rules, TokenType
 from fwconvert.errors import ShardError
 from fwconvert.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards

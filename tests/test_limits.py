@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import limits
-from fwconvert.config import Recipe, Rules, SourceShard
+from fwconvert.recipe import Recipe, Rules, SourceShard
 from fwconvert.errors import HubError
 from fwconvert.limits import Allowance, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, RunContext, Unfetched

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fwconvert import catalog, records
-from fwconvert.config import SourceManifest, Totals
+from fwconvert.recipe import SourceManifest, Totals
 
 FOLDER = Path(__file__).parent.parent / "manifests"
 REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import names
-from fwconvert.config import Recipe
+from fwconvert.recipe import Recipe
 
 CONTIGUOUS = Recipe(recipe_with().source, rules_with(layout="contiguous"))
 

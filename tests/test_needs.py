@@ -7,7 +7,7 @@ import examples
 import pytest
 
 from fwconvert import needs
-from fwconvert.config import Options, Recipe, SourceShard
+from fwconvert.recipe import Options, Recipe, SourceShard
 from fwconvert.errors import UsageError
 from fwconvert.folder import RunFolder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import examples
 import pytest
 
-from fwconvert.config import SourceShard
+from fwconvert.recipe import SourceShard
 from fwconvert.errors import HubError, OutputError, SourceError
 from fwconvert.fetch import Fetching
 from fwconvert.orders import ConvertOrder, RunContext, Unfetched

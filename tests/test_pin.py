@@ -16,7 +16,7 @@ from hub_server import COMMIT, REPO, HubServer
 from runner import assert_tidy_end
 
 from fwconvert import catalog
-from fwconvert.config import SourceManifest, Totals
+from fwconvert.recipe import SourceManifest, Totals
 
 CANARY = "hf_canaryInTheCoalMine0123456789abcd"
 FOLDER = "sample/10BT"

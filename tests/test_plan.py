@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import vocabulary
-from fwconvert.config import Recipe, SourceShard, Totals
+from fwconvert.recipe import Recipe, SourceShard, Totals
 from fwconvert.errors import UsageError
 from fwconvert.plan import Plan, Size, check_disk, estimated_sizes, make_plan
 

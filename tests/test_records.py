@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fwconvert
 from fwconvert import records
-from fwconvert.config import Recipe
+from fwconvert.recipe import Recipe
 from fwconvert.errors import ManifestError
 from fwconvert.records import Part, Record
 

@@ -10,7 +10,7 @@ import pytest
 from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
 
 from fwconvert import records, run_manifest
-from fwconvert.config import Recipe, SourceShard
+from fwconvert.recipe import Recipe, SourceShard
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import Counts, Receipt, Tail

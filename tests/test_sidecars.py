@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwconvert import sidecars
-from fwconvert.config import Rules
+from fwconvert.recipe import Rules
 from fwconvert.sidecars import Spans, sidecar_parts
 
 

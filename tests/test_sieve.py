@@ -19,19 +19,7 @@ from hypothesis import strategies as st
 
 from fwconvert import sieve, source, where
 from fwconvert.errors import SourceError
-from fwconvert.expression import (
-    Among,
-    Arithmetic,
-    Call,
-    Chain,
-    Column,
-    IsNull,
-    Logic,
-    Negative,
-    Node,
-    Not,
-    Value,
-)
+from fwconvert.where import Among, Arithmetic, Call, Chain, Column, IsNull, Logic, Negative, Node, Not, Value
 
 Row = dict[str, Any]
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {

@@ -6,7 +6,7 @@ import pytest
 from examples import RULES, SOURCE, rules_with
 
 from fwconvert import strays
-from fwconvert.config import Recipe
+from fwconvert.recipe import Recipe
 from fwconvert.folder import RunFolder
 
 KEPT = "edu_fineweb_train_00000_000"

@@ -7,7 +7,7 @@ import pytest
 from examples import RECIPE
 
 from fwconvert import places
-from fwconvert.config import Options
+from fwconvert.recipe import Options
 from fwconvert.folder import RunFolder
 from fwconvert.supply import Sources
 

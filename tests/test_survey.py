@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fwconvert import names, receipt, session
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import Stopped
 from fwconvert.folder import RunFolder
 from fwconvert.receipt import JoinReceipt, Receipt

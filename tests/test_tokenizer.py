@@ -15,7 +15,7 @@ from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert.config import EotSide, TokenType
+from fwconvert.recipe import EotSide, TokenType
 from fwconvert.errors import ShardError
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
 from fwconvert.vocabulary import find, read_table

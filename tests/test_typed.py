@@ -11,7 +11,7 @@ import pytest
 import runner
 
 import fwconvert
-from fwconvert.config import Options, Recipe
+from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import UsageError
 
 # A choice, and what the message must say of it besides its name.

@@ -7,22 +7,9 @@ from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import expression, where
+from fwconvert import where
 from fwconvert.errors import UsageError
-from fwconvert.expression import (
-    Among,
-    Arithmetic,
-    Call,
-    Chain,
-    Column,
-    IsNull,
-    KindError,
-    Logic,
-    Negative,
-    Node,
-    Not,
-    Value,
-)
+from fwconvert.where import Among, Arithmetic, Call, Chain, Column, IsNull, KindError, Logic, Negative, Node, Not, Value
 
 NAMES = st.sampled_from(
     ["a", "score", "len", "in", "two words", "2nd", "é", "\ufb01", "it's", "", "\\", "x\ny"]
@@ -73,12 +60,12 @@ def truths() -> st.SearchStrategy[Node]:
 @unhurried
 def test_the_text_of_an_expression_is_read_as_that_expression(node: Node) -> None:
     # Who parses makes an `and` in an `and` one, so no other expressions are asked for.
-    named = _flat(Logic("and", (Column("x"), node))) if not [*expression.columns(node)] else node
+    named = _flat(Logic("and", (Column("x"), node))) if not [*where.columns(node)] else node
 
-    spelt = expression.text(named)
+    spelt = where.text(named)
 
     assert where.parse(spelt) == named
-    assert expression.text(where.parse(spelt)) == spelt
+    assert where.text(where.parse(spelt)) == spelt
     assert all(c.isprintable() or ord(c) > 0x7F for c in spelt)
 
 
@@ -116,7 +103,7 @@ def _flat(node: Logic) -> Logic:
     ],
 )
 def test_white_space_brackets_and_quotes_make_no_other_recipe(written: str, text: str) -> None:
-    assert expression.text(where.parse(written)) == text
+    assert where.text(where.parse(written)) == text
 
 
 @pytest.mark.parametrize(
@@ -188,7 +175,7 @@ def test_whatever_is_written_is_read_or_refused(text: str) -> None:
         found = where.parse(text)
     except UsageError:
         return
-    assert where.parse(expression.text(found)) == found
+    assert where.parse(where.text(found)) == found
 
 
 def test_nested_chains_do_not_double() -> None:
@@ -196,13 +183,13 @@ def test_nested_chains_do_not_double() -> None:
     for _ in range(40):
         text = f"(x == {text} == x)"
 
-    assert len(expression.text(where.parse(text))) < 1000
+    assert len(where.text(where.parse(text))) < 1000
 
 
 def test_the_columns_are_told_where_they_stand() -> None:
     found = where.parse("a > b and len(c) in (1, 2) or column('d e') is None and -a < a / f")
 
-    assert [*expression.columns(found)] == ["a", "b", "c", "d e", "a", "a", "f"]
+    assert [*where.columns(found)] == ["a", "b", "c", "d e", "a", "a", "f"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +205,9 @@ def test_the_columns_are_told_where_they_stand() -> None:
     ],
 )
 def test_kinds_that_do_not_go_together_are_told(
-    text: str, kinds: dict[str, expression.Kind], wrong: str
+    text: str, kinds: dict[str, where.Kind], wrong: str
 ) -> None:
     found = where.parse(text)
 
     with pytest.raises(KindError, match=re.escape(wrong)):
-        expression.kind(found, lambda name: kinds[name], top=True)
+        where.kind(found, lambda name: kinds[name], top=True)

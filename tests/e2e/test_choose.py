@@ -19,7 +19,7 @@ import runner
 from hub_server import HubServer
 
 from fwconvert import cli, run, worker
-from fwconvert.config import Layout
+from fwconvert.recipe import Layout
 from fwconvert.engine import Progress
 from fwconvert.orders import Order, Outcome
 from fwconvert.verify import verify

@@ -15,7 +15,7 @@ import zstandard
 
 import fwconvert
 from fwconvert.cli import main
-from fwconvert.config import Options
+from fwconvert.recipe import Options
 from fwconvert.errors import ShardError, UsageError
 from fwconvert.loader import Loader
 from fwconvert.verify import verify

@@ -14,7 +14,7 @@ from hub_server import COMMIT, REPO, HubServer
 from spoiled_runs import linux_only
 
 from fwconvert import footers, records, source
-from fwconvert.config import SourceManifest, SourceShard, Totals
+from fwconvert.recipe import SourceManifest, SourceShard, Totals
 from fwconvert.errors import SourceError
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000")

@@ -23,7 +23,7 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import needs, records, source
-from fwconvert.config import Options, SourceManifest, SourceShard, Totals
+from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
 from fwconvert.errors import SourceError, UsageError
 from fwconvert.receipt import Receipt
 from fwconvert.request import make_recipe

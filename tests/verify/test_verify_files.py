@@ -18,7 +18,7 @@ from verified import (
 )
 
 from fwconvert import scan, shard, verify_shard
-from fwconvert.config import TokenType
+from fwconvert.recipe import TokenType
 from fwconvert.formats import Format
 
 
