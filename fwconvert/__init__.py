@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fwconvert.recipe import Options, Recipe
     from fwconvert.errors import FwconvertError
     from fwconvert.export_run import export
     from fwconvert.loader import Loader
+    from fwconvert.recipe import Options, Recipe
     from fwconvert.request import Request, make_recipe, resolve
     from fwconvert.run import Result, convert
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fwconvert import limits, names, pack, run_manifest, vocabulary
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import Recipe, Rules
+from fwconvert import limits, pack, vocabulary
+from fwconvert.store import names, run_manifest
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards
-from fwconvert.receipt import Absorbed
-from fwconvert.run_manifest import JobLine, RunManifest
+from fwconvert.store.receipts import Absorbed
+from fwconvert.recipe import Recipe, Rules, check_rules
+from fwconvert.store.run_manifest import JobLine, RunManifest
 
 # So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
 # A damaged count cannot fill the memory.

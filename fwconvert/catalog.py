@@ -21,8 +21,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from fwconvert import files, records
-from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_safe
 from fwconvert.errors import UsageError, message
+from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_safe
 
 PARQUET = ".parquet"
 # The dataset of files that are on no hub.

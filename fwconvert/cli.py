@@ -18,9 +18,9 @@ from typing import NoReturn, get_args
 
 from fwconvert import commands, process
 from fwconvert.addresses import plain
-from fwconvert.recipe import parse_count
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
+from fwconvert.recipe import parse_count
 from fwconvert.streams import note, tell
 
 _DESCRIPTION = """\

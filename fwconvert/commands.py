@@ -14,8 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from fwconvert import records, wording
-from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import OutputError, Stopped, UsageError, message
+from fwconvert.recipe import Options, Recipe
 from fwconvert.streams import note, tell
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def about() -> int:
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
     from fwconvert import fit, needs  # noqa: PLC0415
-    from fwconvert.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
     from fwconvert.origin import LocalOrigin  # noqa: PLC0415
 
     recipe, options = _asked(args)

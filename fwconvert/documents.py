@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from fwconvert import process, sieve, source, tokenizer, vocabulary
 from fwconvert.ahead import ahead
-from fwconvert.recipe import Encoder, Rules
 from fwconvert.errors import SourceError, message
 from fwconvert.fast import FastTokenizer
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder
 from fwconvert.pack import Batch
-from fwconvert.receipt import Counts
+from fwconvert.store.receipts import Counts
+from fwconvert.recipe import Encoder, Rules
 
 _ONE_IN = 1000
 # Batches read ahead of the encoder when there are threads to do it.

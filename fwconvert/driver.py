@@ -25,7 +25,7 @@ from typing import Protocol
 from fwconvert.engine import Engine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.orders import Failure, Order, Outcome, Unfetched
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store.receipts import JoinReceipt, Receipt
 
 JOB_TRIES = 2
 LOST_TRIES = 5

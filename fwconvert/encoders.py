@@ -6,9 +6,9 @@ Light on purpose: the driver chooses, a worker loads.
 from collections.abc import Callable
 from importlib import metadata, util
 
-from fwconvert.recipe import Encoder, EncoderChoice
 from fwconvert.doubtful import GIGATOKEN
 from fwconvert.errors import UsageError, message
+from fwconvert.recipe import Encoder, EncoderChoice
 from fwconvert.vocabulary import Vocabulary
 
 # gigatoken's names for the split patterns, by rank table. It refuses p50k_base, whose ranks have gaps.

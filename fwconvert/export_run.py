@@ -15,16 +15,16 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import atomic, formats, needs, places, plan, request, session, records, verify_manifest, vocabulary
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits
+from fwconvert.store import atomic, places, sessions
+from fwconvert import formats, needs, plan, records, request, verify_manifest, vocabulary
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
 from fwconvert.origin import Origin, Ready, Wanted
 from fwconvert.plan import Size
-from fwconvert.receipt import Counts, Receipt
+from fwconvert.store.receipts import Counts, Receipt
+from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import Result, SilentObserver, make
 from fwconvert.run_reader import RunReader
 from fwconvert.work import Observer, StopSwitch
@@ -203,11 +203,11 @@ class _FinishedRun:
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
         """Ask for no column: all were there when the run was made."""
 
-    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
         """Return a session that can begin; it encodes nothing."""
         observer.notice(f"taking the tokens from {self._run.folder.path}")
         self._take_vocabulary(folder)
-        return session.new(self._options.worker_count, 1, "exported")
+        return sessions.new(self._options.worker_count, 1, "exported")
 
     def _take_vocabulary(self, folder: RunFolder) -> None:
         """Lay the rank table beside the output for whoever decodes it, if the run has it."""

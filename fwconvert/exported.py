@@ -15,7 +15,7 @@ from fwconvert import process
 from fwconvert.errors import ShardError, message
 from fwconvert.orders import ConvertOrder, Exported
 from fwconvert.pack import Batch
-from fwconvert.receipt import Counts
+from fwconvert.store.receipts import Counts
 from fwconvert.stream_reader import Documents, StreamReader
 
 # Tokens at a time: a few MB.

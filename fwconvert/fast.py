@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fwconvert import atomic, doubtful, files
+from fwconvert.store import atomic
+from fwconvert import doubtful, files
 from fwconvert.encoders import PRETOKENIZERS
 from fwconvert.process import resident_bytes
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes

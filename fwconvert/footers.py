@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from fwconvert import sieve, source
-from fwconvert.recipe import Rules
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError
 from fwconvert.plan import Size
+from fwconvert.recipe import Rules
 
 # The worst that was found takes 250 times its size, so this takes 130 MB.
 _SMALL_BYTES = 2**19

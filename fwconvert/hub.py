@@ -26,11 +26,11 @@ import msgspec
 
 from fwconvert import exchange
 from fwconvert.addresses import plain
-from fwconvert.recipe import SourceShard, is_commit
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.exchange import Reply
 from fwconvert.hub_client import client, endpoint, headers, session
 from fwconvert.patience import Found, Passing
+from fwconvert.recipe import SourceShard, is_commit
 
 PARQUET = ".parquet"
 # For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from typing import Any
 
+from fwconvert.store.names import Split
+from fwconvert.store.receipts import Absorbed, Receipt, Segment
 from fwconvert.recipe import Rules
-from fwconvert.names import Split
-from fwconvert.receipt import Absorbed, Receipt, Segment
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import loader_shards, loader_state, records
-from fwconvert.recipe import TokenType
 from fwconvert.errors import UsageError, message
 from fwconvert.loader_documents import Documents
 from fwconvert.loader_shards import Shards, Wanted
 from fwconvert.loader_state import Order, State
 from fwconvert.loader_waiting import Waiting
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
-from fwconvert.names import Split
+from fwconvert.store.names import Split
 from fwconvert.permutation import Permutation
+from fwconvert.recipe import TokenType
 
 T = TypeVar("T", bound=np.generic)
 

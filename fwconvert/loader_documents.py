@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.loader_files import Kept
 from fwconvert.loader_shards import Shards
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import zipped
-from fwconvert.recipe import TokenType
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED
+from fwconvert.recipe import TokenType
 from fwconvert.shard import map_array, numpy_type
 
 Kind = Literal["llmc", "npy", "raw"]

@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fwconvert import session
+from fwconvert.store import sessions
 from fwconvert.errors import NotReady, message
-from fwconvert.folder import RunFolder, is_deserted
+from fwconvert.store.folder import RunFolder, is_deserted
 
 # Enough to run the command again by hand, or for a scheduler to do so.
 _DESERTED_SECONDS = 60.0
@@ -65,7 +65,7 @@ class Waiting:
         )
 
     def _deserted(self) -> NotReady:
-        past = session.all_of(self.folder)
+        past = sessions.all_of(self.folder)
         return NotReady(
             message(
                 "nobody makes this run any more, and it is not complete",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fwconvert import names
+from fwconvert.store import names
+from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
 from fwconvert.recipe import Encoder, Rules, SourceShard
-from fwconvert.receipt import Absorbed, Counts, JoinReceipt, Receipt, Segment
 from fwconvert.stream import Passage
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fwconvert import records
-from fwconvert.recipe import Recipe, Rules, SourceShard, Totals
 from fwconvert.errors import UsageError, message
+from fwconvert.recipe import Recipe, Rules, SourceShard, Totals
 
 # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
 _TEXT_BYTES_PER_TOKEN = {

@@ -8,10 +8,10 @@ import io
 import threading
 from functools import lru_cache
 
-from fwconvert.recipe import SourceShard
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.hub import Dataset
 from fwconvert.patience import Passing, Patience, patiently
+from fwconvert.recipe import SourceShard
 
 # A row group of FineWeb-Edu has some 3 MB of packed text.
 _BLOCK = 2**20

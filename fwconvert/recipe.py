@@ -7,6 +7,7 @@ changes a byte or a name of the output.
 Whether rules can be carried out; if not, what to change.
 """
 
+import math
 import os
 import re
 import sys
@@ -16,14 +17,13 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
 import msgspec
-from fwconvert import formats, records
+
+from fwconvert import formats, records, where
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
 from fwconvert.records import Part, Record, digest, encode, use_own_defaults
-import math
-from fwconvert import where, records
-from fwconvert.errors import UsageError, message
 
 Layout = Literal["independent", "contiguous"]
 EotSide = Literal["before", "after"]

@@ -21,13 +21,13 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-import msgspec
-from fwconvert import files
-from fwconvert.errors import ManifestError, message
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
-from fwconvert.errors import UsageError, message
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from fwconvert import files
+from fwconvert.errors import ManifestError, UsageError, message
 
 # Large enough for the full FineWeb-Edu run (about 30,000 token shards), small
 # enough that a hostile file cannot fill the memory.

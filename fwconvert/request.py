@@ -6,11 +6,23 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fwconvert import catalog, demo, where as expression, formats, records, vocabulary, where
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import SHARD_TOKENS, EotSide, Last, Layout, Recipe, Rules, SourceManifest, SourceShard, Totals, block_digits
+from fwconvert import catalog, demo, formats, records, vocabulary, where
+from fwconvert import where as expression
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
+from fwconvert.recipe import (
+    SHARD_TOKENS,
+    EotSide,
+    Last,
+    Layout,
+    Recipe,
+    Rules,
+    SourceManifest,
+    SourceShard,
+    Totals,
+    block_digits,
+    check_rules,
+)
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000

@@ -11,28 +11,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import (
-    atomic,
-    driver,
-    needs,
-    places,
-    process,
-    request,
-    run_manifest,
-    session,
-    strays,
-)
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import Options, Recipe
+from fwconvert.store import atomic, places, run_manifest, sessions
+from fwconvert import driver, needs, process, request, strays
 from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.folder import Lock, RunFolder
+from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
 from fwconvert.patience import Patience, patiently
-from fwconvert.receipt import Quarantined
-from fwconvert.run_manifest import Headline
-from fwconvert.saved_plan import adopt, has_plan, known_sources, save_plan
+from fwconvert.store.receipts import Quarantined
+from fwconvert.recipe import Options, Recipe, check_rules
+from fwconvert.store.run_manifest import Headline
+from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
 from fwconvert.supply import Sources, Supply
 from fwconvert.survey import Look, Survey, survey
 from fwconvert.work import Observer, Snapshot, StopSwitch, Work
@@ -151,7 +141,7 @@ def _already_complete(folder: RunFolder, recipe: Recipe, origin: Origin, stop: S
             return None
         checking = _Checking(SilentObserver(), stop, recipe)
         found = survey(folder, recipe, checking.look(frozenset()))
-        work = Work(folder, recipe, session.new(), origin, SilentObserver(), StopSwitch(), found)
+        work = Work(folder, recipe, sessions.new(), origin, SilentObserver(), StopSwitch(), found)
         if found.problems or work.limits.unfit or not work.is_complete:
             return None
         whole = manifest == work.manifest(complete=True) and not _unlisted(work).own
@@ -171,7 +161,7 @@ def _at_once(recipe: Recipe, options: Options) -> int:
 
 
 def _unclean(folder: RunFolder) -> frozenset[str]:
-    return frozenset(past.id for past in session.all_of(folder) if not past.ended)
+    return frozenset(past.id for past in sessions.all_of(folder) if not past.ended)
 
 
 def _trust(found: Survey) -> None:
@@ -188,7 +178,7 @@ def _unlisted(work: Work) -> strays.Unlisted:
 
 
 @contextmanager
-def _session(folder: RunFolder, recipe: Recipe, current: session.Session) -> Iterator[None]:
+def _session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> Iterator[None]:
     """Hold the folder's lock, with the plan and the folders in place."""
     atomic.make_folder(folder.private)
     with Lock(folder, current.id):
@@ -229,7 +219,7 @@ class _Checking:
 
 
 def _begin(
-    folder: RunFolder, recipe: Recipe, current: session.Session, origin: Origin, checking: _Checking
+    folder: RunFolder, recipe: Recipe, current: sessions.Session, origin: Origin, checking: _Checking
 ) -> Work:
     """Look at what is there, say what is wrong with it, and make ready for the rest."""
     atomic.sweep(folder.temporary)
@@ -241,10 +231,10 @@ def _begin(
     _refuse_changed_sources(work)
     _trust(found)
     _withdraw(work.survey, observer)
-    session.write(folder, current)
-    for past in session.all_of(folder):
+    sessions.write(folder, current)
+    for past in sessions.all_of(folder):
         if past.id in unclean:
-            session.write(folder, session.ended(past, f"cut off; its files were checked by {current.id}"))
+            sessions.write(folder, sessions.ended(past, f"cut off; its files were checked by {current.id}"))
     work.take_back()
     work.leftovers.remove()
     return work
@@ -330,7 +320,7 @@ def _tidy(work: Work, outcome: str) -> None:
         strays.remove(_unlisted(work))
         for left in (work.folder.tails, work.folder.quarantine):
             atomic.sweep(left)
-    session.write(work.folder, session.ended(work.session, outcome))
+    sessions.write(work.folder, sessions.ended(work.session, outcome))
     work.write_manifest(complete=outcome == "complete")
 
 

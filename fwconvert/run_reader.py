@@ -12,9 +12,9 @@ from pathlib import Path
 from fwconvert import account, stream
 from fwconvert.account import Account, Expected
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import ShardLine
-from fwconvert.run_manifest import RunManifest
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import ShardLine
+from fwconvert.store.run_manifest import RunManifest
 from fwconvert.stream import Passage
 from fwconvert.stream_reader import Document, StreamReader
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import shard
-from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError
+from fwconvert.recipe import Rules
 from fwconvert.vocabulary import Vocabulary
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.

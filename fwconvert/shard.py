@@ -18,12 +18,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, names, process, zipped
-from fwconvert.atomic import Output
-from fwconvert.recipe import Rules, TokenType
+from fwconvert import files, process, zipped
+from fwconvert.store import names
+from fwconvert.store.atomic import Output
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.pack import Piece
+from fwconvert.recipe import Rules, TokenType
 from fwconvert.sidecars import Spans, sidecar_parts
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert import names, run_manifest, shard, tokenizer, vocabulary
+from fwconvert.store import names, run_manifest
+from fwconvert import shard, tokenizer, vocabulary
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import ShardLine
-from fwconvert.run_manifest import RunManifest
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import ShardLine
+from fwconvert.store.run_manifest import RunManifest
 from fwconvert.run_reader import RunReader
 
 

@@ -18,9 +18,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fwconvert import where
-from fwconvert.recipe import Rules
 from fwconvert.errors import ColumnError, SourceError, message
-from fwconvert.where import Among, Arithmetic, Call, Chain, Column, Constant, IsNull, Kind, KindError, Logic, Negative, Node, Not, Value
+from fwconvert.recipe import Rules
+from fwconvert.where import (
+    Among,
+    Arithmetic,
+    Call,
+    Chain,
+    Column,
+    Constant,
+    IsNull,
+    Kind,
+    KindError,
+    Logic,
+    Negative,
+    Node,
+    Not,
+    Value,
+)
 
 # An Arrow array or scalar; pyarrow has no types to check.
 Values = Any

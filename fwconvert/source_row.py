@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import catalog, places, source, tokenizer, vocabulary
-from fwconvert.recipe import Rules, SourceShard
+from fwconvert import catalog, source, tokenizer, vocabulary
+from fwconvert.store import places
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.hub import Dataset
 from fwconvert.ranges import RangedFile
+from fwconvert.recipe import Rules, SourceShard
 from fwconvert.run_reader import Located, RunReader
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fwconvert import limits, names, records
-from fwconvert.recipe import Recipe, Rules
+from fwconvert import limits, records
+from fwconvert.store import names
 from fwconvert.errors import ManifestError
-from fwconvert.folder import RunFolder, holder
-from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine
+from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.run_manifest import RunManifest, files_described
-from fwconvert.saved_plan import read_plan
+from fwconvert.store.run_manifest import RunManifest, files_described
+from fwconvert.store.saved_recipe import read_plan
 from fwconvert.survey import join_paths, shard_problem
 
 

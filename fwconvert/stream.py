@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 import msgspec
 
 from fwconvert.errors import ManifestError, message
-from fwconvert.receipt import ShardLine
+from fwconvert.store.receipts import ShardLine
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files, process, shard, stream, vocabulary
-from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import ShardLine
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import ShardLine
+from fwconvert.recipe import Rules
 from fwconvert.stream import Passage
 
 

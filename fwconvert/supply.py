@@ -8,12 +8,13 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from fwconvert import encoders, needs, session, trial, vocabulary
-from fwconvert.recipe import Options, Recipe
+from fwconvert import encoders, needs, trial, vocabulary
+from fwconvert.store import sessions
 from fwconvert.fit import Footers, refuse_other_folder
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
+from fwconvert.recipe import Options, Recipe
 from fwconvert.work import Observer
 
 
@@ -32,7 +33,7 @@ class Supply(Protocol):
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
         """Raise UsageError if the input is not there or has not the columns that the recipe asks for."""
 
-    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
         """Return a session that can begin."""
 
 
@@ -65,7 +66,7 @@ class Sources:
         dataset = Dataset(manifest.dataset, manifest.revision) if root is None else None
         Footers(origin, dataset, stop).check(self._recipe, folder)
 
-    def session(self, folder: RunFolder, observer: Observer) -> session.Session:
+    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
         """Return a session that can begin: its encoder is there, and its vocabulary.
 
         Whatever fails here fails before the folder belongs to the recipe.
@@ -79,4 +80,4 @@ class Sources:
         # With a limit fewer sources are at work than there are, and may have more threads each.
         limited, files = self._recipe.rules.is_limited, self._recipe.source.files
         threads = options.thread_count(needs.plan_for(self._recipe, options).files if limited else len(files))
-        return session.new(options.worker_count, threads, encoder)
+        return sessions.new(options.worker_count, threads, encoder)

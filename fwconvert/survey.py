@@ -19,13 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fwconvert import credible, files, limits, names, receipt, records
-from fwconvert.recipe import Recipe, Rules, default_workers
+from fwconvert import credible, files, limits, records
+from fwconvert.store import names, receipts
 from fwconvert.errors import ManifestError, Stopped, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.join import joined_shards, last_full
 from fwconvert.plan import most_shards
-from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
+from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
+from fwconvert.recipe import Recipe, Rules, default_workers
 
 _TICK_SECONDS = 0.1
 # Records that nobody asked for, beside those of files that are there; joined shards that no file bears out.
@@ -231,11 +232,11 @@ class _Surveyor:
         dropped = {at: job.tail.tokens - kept[at] for at, job in enumerate(known)}
         return covered + Counter(dropped)
 
-    def _receipt(self, path: Path, kind: type[receipt.AnyReceipt]) -> receipt.AnyReceipt | None:
+    def _receipt(self, path: Path, kind: type[receipts.AnyReceipt]) -> receipts.AnyReceipt | None:
         if not path.exists():
             return None
         try:
-            return receipt.read(path, kind, self._recipe.recipe_id, self._files_there)
+            return receipts.read(path, kind, self._recipe.recipe_id, self._files_there)
         except ManifestError as error:
             self._withdraw(path, str(error))
             return None

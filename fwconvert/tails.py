@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.recipe import Rules
 from fwconvert.errors import ShardError, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.orders import JoinOrder
 from fwconvert.pack import Piece
-from fwconvert.receipt import Absorbed, Segment
+from fwconvert.store.receipts import Absorbed, Segment
+from fwconvert.recipe import Rules
 from fwconvert.shard import (
     map_array,
     numpy_type,

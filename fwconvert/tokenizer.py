@@ -19,8 +19,8 @@ import regex
 import tiktoken
 from numpy.typing import NDArray
 
-from fwconvert.recipe import EotSide
 from fwconvert.errors import ShardError, SourceError, message
+from fwconvert.recipe import EotSide
 from fwconvert.vocabulary import Vocabulary, read_table
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from fwconvert import names, records, tokenizer, vocabulary
-from fwconvert.recipe import EotSide, parse_count
+from fwconvert.store import names
+from fwconvert import records, tokenizer, vocabulary
 from fwconvert.errors import ManifestError, UsageError, message, printable
-from fwconvert.receipt import ShardLine
+from fwconvert.store.receipts import ShardLine
+from fwconvert.recipe import EotSide, parse_count
 from fwconvert.records import Part
 from fwconvert.run_reader import Located, RunReader
 from fwconvert.show import find_shard

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import names, receipt, records, run_manifest, strays, vocabulary
+from fwconvert.store import names, receipts, run_manifest
+from fwconvert import records, strays, vocabulary
 from fwconvert.account import Account, Expected
 from fwconvert.account import read as read_manifest
-from fwconvert.recipe import default_workers
 from fwconvert.errors import ManifestError
-from fwconvert.folder import RunFolder, holder
-from fwconvert.receipt import JoinReceipt, Receipt
-from fwconvert.run_manifest import JobLine, RunManifest
+from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store.receipts import JoinReceipt, Receipt
+from fwconvert.recipe import default_workers
+from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.verify_manifest import FILE
 from fwconvert.verify_manifest import problems as manifest_problems
 from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
@@ -217,10 +218,10 @@ def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Prob
     for path in sorted(paths):
         try:
             if path.parent == folder.receipts:
-                job = receipt.read(path, Receipt, manifest.recipe_id)
+                job = receipts.read(path, Receipt, manifest.recipe_id)
                 jobs[job.path] = job
             else:
-                joins[path.name] = receipt.read(path, JoinReceipt, manifest.recipe_id)
+                joins[path.name] = receipts.read(path, JoinReceipt, manifest.recipe_id)
         except ManifestError as error:
             yield Problem(path.relative_to(folder.path).as_posix(), one_line(error))
     merged = run_manifest.build(manifest.recipe(), jobs, joins, (), complete=True)

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from fwconvert import limits, names, vocabulary
+from fwconvert import limits, vocabulary
+from fwconvert.store import names
 from fwconvert.account import MOST_SHARDS, Account, Expected, tail
-from fwconvert.recipe import Recipe, Rules
 from fwconvert.errors import ManifestError
-from fwconvert.receipt import ShardLine
-from fwconvert.run_manifest import Headline, JobLine, RunManifest
+from fwconvert.store.receipts import ShardLine
+from fwconvert.recipe import Recipe, Rules
+from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
 from fwconvert.verify_shard import Problem, one_line
 
 FILE = "manifest.json"

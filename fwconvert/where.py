@@ -11,16 +11,15 @@ in an expression is listed here; what is not listed is refused with its place.
 Sizes are bounded, so that no expression costs more than a short one.
 """
 
+import ast
 import math
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
-import ast
-import sys
-import warnings
-from collections.abc import Callable
-from typing import Literal
+
 from fwconvert.errors import UsageError, message
 
 Kind = Literal["number", "text", "truth", "any"]

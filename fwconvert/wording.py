@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fwconvert import names, records
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.store import names
+from fwconvert import records
 from fwconvert.errors import message, printable
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.records import Part
 
 if TYPE_CHECKING:
     from fwconvert.plan import Plan
     from fwconvert.run import Result
-    from fwconvert.run_manifest import Headline
+    from fwconvert.store.run_manifest import Headline
     from fwconvert.show import Document
     from fwconvert.status import Status
     from fwconvert.verify import Report
@@ -105,8 +106,8 @@ def _about_splits(result: "Result", rules: Rules) -> list[str]:
 
 
 def _why_no_validation(result: "Result", rules: Rules) -> str:
-    from fwconvert import run_manifest  # noqa: PLC0415
-    from fwconvert.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store import run_manifest  # noqa: PLC0415
+    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     none, wanted = "there is no validation shard", f"fewer than the {rules.val_tokens:,} of --val-tokens"
     if rules.layout == "contiguous":
@@ -124,8 +125,9 @@ def _how_to_have_validation(head: "Headline", rules: Rules) -> str:
 
 def what_next(result: "Result") -> str:
     """Tell somebody who has tried the demo what there is to see."""
-    from fwconvert import run_manifest, show  # noqa: PLC0415
-    from fwconvert.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store import run_manifest  # noqa: PLC0415
+    from fwconvert import show  # noqa: PLC0415
+    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     manifest = run_manifest.read(RunFolder(result.out))
     line = next((line for line in manifest.shards if line.split == "train"), None)

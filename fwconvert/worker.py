@@ -14,14 +14,15 @@ from contextlib import ExitStack
 
 import msgspec
 
-from fwconvert import atomic, names, pack, process, receipt, source
+from fwconvert.store import atomic, names, receipts
+from fwconvert import pack, process, source
 from fwconvert.addresses import plain
 from fwconvert.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
 from fwconvert.exported import ExportedDocuments
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
-from fwconvert.receipt import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
+from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 from fwconvert.shard import ShardWriter
 from fwconvert.tails import joined_pieces
 
@@ -66,7 +67,7 @@ def convert(order: ConvertOrder) -> Receipt:
             source.unchanged(order.file, proof)
         made = blocks.finish(documents, proof)
         blocks.publish(folder)
-    receipt.publish(made, folder.receipt(order.key), folder.temporary)
+    receipts.publish(made, folder.receipt(order.key), folder.temporary)
     return made
 
 
@@ -99,7 +100,7 @@ def join(order: JoinOrder) -> JoinReceipt:
     made = JoinReceipt(
         context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
     )
-    receipt.publish(made, folder.join(order.name), folder.temporary)
+    receipts.publish(made, folder.join(order.name), folder.temporary)
     return made
 
 

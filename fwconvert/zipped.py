@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files, process
-from fwconvert.atomic import Output
+from fwconvert.store.atomic import Output
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
 

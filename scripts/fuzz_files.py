@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import where, formats, loader_files, needs, shard, sieve, source, vocabulary, zipped
-from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
+from fwconvert import formats, loader_files, needs, shard, sieve, source, vocabulary, where, zipped
 from fwconvert.errors import FwconvertError
 from fwconvert.fit import Footers
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.loader_files import Expected
 from fwconvert.origin import LocalOrigin
+from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.sieve import Sieve
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")

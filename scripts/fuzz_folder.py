@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import catalog, export_run, places, receipt, records, run_manifest, saved_plan, session, show, status, survey, trace, verify, verify_shard, vocabulary
-from fwconvert.recipe import Recipe, Rules
+from fwconvert import catalog, export_run, records, show, status, survey, trace, verify, verify_shard, vocabulary
+from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.demo import Corpus
 from fwconvert.errors import FwconvertError
-from fwconvert.folder import RunFolder, holder
+from fwconvert.store.folder import RunFolder, holder
 from fwconvert.origin import LocalOrigin
-from fwconvert.receipt import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
+from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.run import SilentObserver
 from fwconvert.shard import header
 from fwconvert.watching import StopSwitch
@@ -65,7 +66,7 @@ def _copy(scratch: Path) -> RunFolder:
 def source_manifest(scratch: Path) -> Callable[[bytes], object]:
     """Return what reads a source manifest, and makes a recipe of it."""
     path, folder = scratch / "manifest.json", _copy(scratch)
-    rules = saved_plan.read_plan(folder).rules
+    rules = saved_recipe.read_plan(folder).rules
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
@@ -118,19 +119,19 @@ def _served(out: Path, order: Any) -> list[Any]:
 def plan(scratch: Path) -> Callable[[bytes], object]:
     """Return what reads a plan: alone, since beside receipts it is made again."""
     folder, known = _copy(scratch), None
-    known = saved_plan.read_plan(folder)
+    known = saved_recipe.read_plan(folder)
     shutil.rmtree(folder.receipts)
 
     def read(data: bytes) -> object:
         with suppress(FwconvertError):
-            saved = records.decode(data, saved_plan.SavedPlan, "plan")
+            saved = records.decode(data, saved_recipe.SavedPlan, "plan")
             data = records.encode(msgspec.structs.replace(saved, recipe_id=saved.recipe.recipe_id))
         folder.plan.write_bytes(data)
         looks = _Looks()
-        for look in (saved_plan.read_plan, lambda at: status.status(at.path), saved_plan.has_plan):
+        for look in (saved_recipe.read_plan, lambda at: status.status(at.path), saved_recipe.has_plan):
             looks.look(lambda look=look: look(folder))  # type: ignore[misc]
-        looks.look(lambda: saved_plan.adopt(folder, known))
-        looks.look(lambda: saved_plan.known_sources(folder, known))
+        looks.look(lambda: saved_recipe.adopt(folder, known))
+        looks.look(lambda: saved_recipe.known_sources(folder, known))
         looks.raise_if_any_refused()
         return None
 
@@ -152,15 +153,15 @@ def join_receipt(scratch: Path) -> Callable[[bytes], object]:
 
 
 def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
-    recipe, current = saved_plan.read_plan(folder), session.new()
+    recipe, current = saved_recipe.read_plan(folder), sessions.new()
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
         with suppress(FwconvertError):
             made = msgspec.structs.replace(records.decode(data, kind, "receipt"), recipe_id=recipe.recipe_id)
-            receipt.publish(made, path)
+            receipts.publish(made, path)
         looks = _Looks()
-        looks.look(lambda: receipt.read(path, kind, recipe.recipe_id))  # type: ignore[type-var]
+        looks.look(lambda: receipts.read(path, kind, recipe.recipe_id))  # type: ignore[type-var]
         looks.look(lambda: status.status(folder.path))
         looks.look(lambda: verify.verify(folder.path, threads=1))
         looks.look(lambda: _gone_on(folder, recipe, current))
@@ -170,7 +171,7 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
     return read
 
 
-def _gone_on(folder: RunFolder, recipe: Recipe, current: session.Session) -> object:
+def _gone_on(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
     """Survey a run and begin to join it, as a session does; nothing is withdrawn or made."""
     found = survey.survey(folder, recipe)
     origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
@@ -192,10 +193,10 @@ def small_records(scratch: Path) -> Callable[[bytes], object]:
         for path in (at, folder.quarantine / job, folder.places, folder.private / "lock"):
             path.write_bytes(data)
         looks = _Looks()
-        for kind in (session.Session, Quarantined, places.Places, Corpus):
+        for kind in (sessions.Session, Quarantined, places.Places, Corpus):
             looks.look(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
         looks.look(lambda: loader.resume(_mapping(data)))
-        for look in (session.all_of, places.read, holder, lambda at: status.status(at.path)):
+        for look in (sessions.all_of, places.read, holder, lambda at: status.status(at.path)):
             look(folder)  # These never refuse: what they cannot read is as if it were not there.
         looks.raise_if_none_read()
         return None

@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
 # Some are there to be loaded before anything is forked.
-from fwconvert import blocks, cli, engine, progress, run, verify, worker  # noqa: F401
+from fwconvert.store import atomic  # noqa: F401
+from fwconvert import cli, engine, progress, run, verify, worker  # noqa: F401
 from fwconvert.errors import FwconvertError
 
 # How many faults at calls have happened in this process: a session may end before it comes to its own.
@@ -97,9 +98,9 @@ def make_sources(world: World, folder: Path) -> Path:
 def prepare() -> None:
     """Make this process one that sessions can be forked from."""
     engine._SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]  # noqa: SLF001
-    blocks.BLOCK_BYTES = 4096
+    atomic.BLOCK_BYTES = 4096
     # A forked worker has the driver's memory but not its threads.
-    os.register_at_fork(after_in_child=blocks._writer.cache_clear)  # noqa: SLF001
+    os.register_at_fork(after_in_child=atomic._writer.cache_clear)  # noqa: SLF001
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ import corpus
 import runner
 from hub_server import REPO, HubServer, Seen
 
-from fwconvert import catalog, names
+from fwconvert import catalog
+from fwconvert.store import names
 from fwconvert.recipe import SourceManifest
 
 FOLDER = "sample/10BT"

@@ -21,7 +21,7 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import cli
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.orders import Order, Outcome
 from fwconvert.worker import perform
 

@@ -18,9 +18,9 @@ from examples import unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwconvert import atomic
-from fwconvert.atomic import Output
-from fwconvert.blocks import BLOCK_BYTES
+from fwconvert.store import atomic
+from fwconvert.store.atomic import Output
+from fwconvert.store.atomic import BLOCK_BYTES
 from fwconvert.errors import OutputError
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
@@ -511,7 +511,7 @@ def test_sweep_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
     code = """
         import os, sys
         from pathlib import Path
-        from fwconvert.atomic import Output
+        from fwconvert.store.atomic import Output
         output = Output(Path(sys.argv[1]), "job")
         output.write(b"half")
         os._exit(0)

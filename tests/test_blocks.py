@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fwconvert import blocks
-from fwconvert.blocks import BLOCK_BYTES, File
+from fwconvert.store import atomic
+from fwconvert.store.atomic import BLOCK_BYTES, File
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 4096 + 7]
@@ -119,13 +119,13 @@ def test_closing_waits_for_blocks_on_their_way(tmp_path: Path, monkeypatch: pyte
 
 
 def test_blocks_are_used_again(tmp_path: Path) -> None:
-    blocks._spare.clear()  # What conversions within this process have left.
+    atomic._spare.clear()  # What conversions within this process have left.
     written(tmp_path / "first", content_of(9 * BLOCK_BYTES), BLOCK_BYTES)
-    spare = {id(block) for block in blocks._spare}
+    spare = {id(block) for block in atomic._spare}
 
     written(tmp_path / "second", content_of(9 * BLOCK_BYTES), BLOCK_BYTES)
 
-    assert {id(block) for block in blocks._spare} == spare
+    assert {id(block) for block in atomic._spare} == spare
     assert len(spare) <= 4
 
 
@@ -188,8 +188,8 @@ def test_a_large_file_in_the_page_cache_is_brought_to_the_disk_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All of it at the end would be one long call, in which a worker cannot show that it is alive.
-    monkeypatch.setattr(blocks, "_DIRECT", 0)
-    monkeypatch.setattr(blocks, "_MOST_CACHED_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(atomic, "_DIRECT", 0)
+    monkeypatch.setattr(atomic, "_MOST_CACHED_BYTES", 2 * BLOCK_BYTES)
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
 

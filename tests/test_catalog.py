@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from fwconvert import catalog, records
-from fwconvert.recipe import SourceManifest, SourceShard, Totals
 from fwconvert.errors import ManifestError, UsageError
+from fwconvert.recipe import SourceManifest, SourceShard, Totals
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 needs_permissions = pytest.mark.skipif(

@@ -16,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import recipe
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import Options, Recipe, Rules, SourceShard, Totals, block_digits, is_safe, parse_count
 from fwconvert.errors import ManifestError, UsageError
+from fwconvert.recipe import (
+    Options,
+    Recipe,
+    Rules,
+    SourceShard,
+    Totals,
+    block_digits,
+    check_rules,
+    is_safe,
+    parse_count,
+)
 
 
 @pytest.mark.parametrize(

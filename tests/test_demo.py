@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import fwconvert
-from fwconvert import atomic, demo, records
+from fwconvert.store import atomic
+from fwconvert import demo, records
 from fwconvert.errors import OutputError
 
 # Of all texts in order, each followed by a zero byte. Another value needs another demo.NAME.

@@ -14,13 +14,13 @@ import pytest
 from examples import RECIPE, RULES
 
 from fwconvert import driver
-from fwconvert.recipe import SourceShard
 from fwconvert.driver import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.engine import LocalEngine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
-from fwconvert.receipt import JoinReceipt, Receipt, Segment, ShardLine
+from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
+from fwconvert.recipe import SourceShard
 
 CONTEXT = RunContext(Path("out"), "id", RULES, "session")
 

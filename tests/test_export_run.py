@@ -22,8 +22,8 @@ from runner import PRIVATE, Notices, shards, tree
 import fwconvert
 from fwconvert import catalog, pin, records
 from fwconvert.cli import main
-from fwconvert.recipe import Options
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
+from fwconvert.recipe import Options
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 CHANGES: list[dict[str, Any]] = [

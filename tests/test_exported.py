@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from runner import sha256
 
 from fwconvert import exported, stream_reader
-from fwconvert.recipe import EotSide, Rules, SourceShard
 from fwconvert.errors import ShardError
 from fwconvert.exported import ExportedDocuments
 from fwconvert.orders import ConvertOrder, Exported, RunContext
-from fwconvert.receipt import Counts, ShardLine
+from fwconvert.store.receipts import Counts, ShardLine
+from fwconvert.recipe import EotSide, Rules, SourceShard
 from fwconvert.stream import passages
 from fwconvert.stream_reader import StreamReader
 

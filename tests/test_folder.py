@@ -13,12 +13,12 @@ import child
 import pytest
 
 from fwconvert.errors import OutputError, UsageError
-from fwconvert.folder import Lock, RunFolder, holder, is_deserted
+from fwconvert.store.folder import Lock, RunFolder, holder, is_deserted
 
 HOLD = """
     import sys
     from pathlib import Path
-    from fwconvert.folder import Lock, RunFolder
+    from fwconvert.store.folder import Lock, RunFolder
     with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
         print("locked", flush=True)
         sys.stdin.readline()
@@ -159,7 +159,7 @@ def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_lock(folder: Ru
     code = """
         import subprocess, sys
         from pathlib import Path
-        from fwconvert.folder import Lock, RunFolder
+        from fwconvert.store.folder import Lock, RunFolder
         with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
             sleeper = subprocess.Popen(
                 [sys.executable, "-c", "import sys; sys.stdin.read()"], stdout=subprocess.DEVNULL
@@ -211,7 +211,7 @@ def test_looking_at_the_holder_does_not_make_a_session_fail(folder: RunFolder) -
     look = """
         import sys, time
         from pathlib import Path
-        from fwconvert.folder import RunFolder, holder
+        from fwconvert.store.folder import RunFolder, holder
         folder = RunFolder(Path(sys.argv[1]))
         print("looking", flush=True)
         end = time.monotonic() + 0.5

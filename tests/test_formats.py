@@ -11,11 +11,11 @@ from examples import recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import formats, names, records
-from fwconvert.recipe import check_rules
-from fwconvert.recipe import Recipe, Rules
+from fwconvert import formats, records
+from fwconvert.store import names
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
+from fwconvert.recipe import Recipe, Rules, check_rules
 from fwconvert.request import make_recipe
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)

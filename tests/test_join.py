@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwconvert import tails as tails_module
-from fwconvert.recipe import Layout, Rules, TokenType
 from fwconvert.errors import ShardError
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.join import JoinedShard, joined_shards
 from fwconvert.orders import JoinOrder, RunContext
-from fwconvert.receipt import Absorbed, Segment
+from fwconvert.store.receipts import Absorbed, Segment
+from fwconvert.recipe import Layout, Rules, TokenType
 from fwconvert.tails import joined_pieces
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
@@ -289,9 +289,9 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from pathlib import Path
         from examples import rules_with
         from fwconvert import worker
-        from fwconvert.folder import RunFolder
+        from fwconvert.store.folder import RunFolder
         from fwconvert.orders import JoinOrder, RunContext
-        from fwconvert.receipt import Segment
+        from fwconvert.store.receipts import Segment
 
         rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
         folder, most = RunFolder(Path(sys.argv[1])), []

@@ -6,8 +6,8 @@ import corpus
 import runner
 
 from fwconvert import records
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt
 
 
 def finished(tmp_path: Path) -> tuple[RunFolder, dict[str, str]]:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import limits
-from fwconvert.recipe import Recipe, Rules, SourceShard
 from fwconvert.errors import HubError
 from fwconvert.limits import Allowance, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, RunContext, Unfetched
 from fwconvert.origin import Ready
 from fwconvert.rations import Rations
-from fwconvert.receipt import Counts, Receipt, Tail
+from fwconvert.store.receipts import Counts, Receipt, Tail
+from fwconvert.recipe import Recipe, Rules, SourceShard
 
 # Sources, each the lengths of its documents in tokens.
 SOURCES = st.lists(st.lists(st.integers(1, 9), max_size=5), max_size=7)

@@ -8,9 +8,10 @@ import corpus
 import pytest
 import runner
 
-from fwconvert import loader_waiting, session
+from fwconvert import loader_waiting
+from fwconvert.store import sessions
 from fwconvert.errors import NotReady
-from fwconvert.folder import Lock, RunFolder
+from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.loader import Loader
 from fwconvert.loader_waiting import Waiting
 
@@ -59,8 +60,8 @@ def at(clock: Clock, seconds: float) -> Callable[[], bool]:
 def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
     folder: RunFolder, clock: Clock, outcome: str, timeout: float | None
 ) -> None:
-    past = session.new()
-    session.write(folder, session.ended(past, outcome) if outcome else past)
+    past = sessions.new()
+    sessions.write(folder, sessions.ended(past, outcome) if outcome else past)
 
     with pytest.raises(NotReady, match=rf"(?s)nobody makes.*{outcome or 'cut off'}.*run its command again"):
         waiting(folder, timeout).until(lambda: False)

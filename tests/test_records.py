@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import fwconvert
 from fwconvert import records
-from fwconvert.recipe import Recipe
 from fwconvert.errors import ManifestError
+from fwconvert.recipe import Recipe
 from fwconvert.records import Part, Record
 
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from examples import FILES, RECIPE
 
-from fwconvert import run_manifest
+from fwconvert.store import run_manifest
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import Counts, JoinReceipt, Receipt, Segment, ShardLine, Tail
-from fwconvert.run_manifest import RunManifest
-from fwconvert.session import Session
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, Segment, ShardLine, Tail
+from fwconvert.store.run_manifest import RunManifest
+from fwconvert.store.sessions import Session
 
 
 def line(name: str, split: str, tokens: int) -> ShardLine:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fwconvert import session
-from fwconvert.folder import RunFolder
+from fwconvert.store import sessions
+from fwconvert.store.folder import RunFolder
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_new_session_says_who_runs_it_and_has_no_end() -> None:
-    new = session.new(3)
+    new = sessions.new(3)
 
     assert (new.host, new.pid, new.workers) == (socket.gethostname(), os.getpid(), 3)
     assert (new.ended, new.outcome) == ("", "")
@@ -28,7 +28,7 @@ def test_a_new_session_says_who_runs_it_and_has_no_end() -> None:
 
 
 def test_two_sessions_in_one_second_differ_and_their_ids_are_file_names() -> None:
-    ids = {session.new(1).id for _ in range(20)}
+    ids = {sessions.new(1).id for _ in range(20)}
 
     assert len(ids) == 20
     assert all(re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", each) for each in ids)
@@ -36,35 +36,35 @@ def test_two_sessions_in_one_second_differ_and_their_ids_are_file_names() -> Non
 
 def test_sessions_are_read_in_order_as_they_were_written(folder: RunFolder) -> None:
     past = [
-        session.Session(f"2025010{day}T000000Z-000000", f"day {day}", "h", 1, 1, 1, "fast", {})
+        sessions.Session(f"2025010{day}T000000Z-000000", f"day {day}", "h", 1, 1, 1, "fast", {})
         for day in (3, 1, 2)
     ]
     for each in past:
-        session.write(folder, each)
+        sessions.write(folder, each)
 
-    assert [each.started for each in session.all_of(folder)] == ["day 1", "day 2", "day 3"]
+    assert [each.started for each in sessions.all_of(folder)] == ["day 1", "day 2", "day 3"]
 
 
 def test_an_end_replaces_the_record(folder: RunFolder) -> None:
-    new = session.new(1)
-    session.write(folder, new)
-    session.write(folder, session.ended(new, "complete"))
+    new = sessions.new(1)
+    sessions.write(folder, new)
+    sessions.write(folder, sessions.ended(new, "complete"))
 
-    (found,) = session.all_of(folder)
+    (found,) = sessions.all_of(folder)
     assert (found.id, found.outcome) == (new.id, "complete")
     assert found.ended >= found.started
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\0" * 300, b"{}", b'{"format":"fwconvert session 2"}'])
 def test_a_session_whose_record_is_damaged_counts_as_cut_off(folder: RunFolder, spoil: bytes) -> None:
-    new = session.new(1)
-    session.write(folder, session.ended(new, "complete"))
+    new = sessions.new(1)
+    sessions.write(folder, sessions.ended(new, "complete"))
     (folder.sessions / f"{new.id}.json").write_bytes(spoil)
 
-    (found,) = session.all_of(folder)
+    (found,) = sessions.all_of(folder)
     assert found.id == new.id
     assert found.ended == ""
 
 
 def test_a_folder_without_sessions_has_none(tmp_path: Path) -> None:
-    assert session.all_of(RunFolder(tmp_path / "missing")) == []
+    assert sessions.all_of(RunFolder(tmp_path / "missing")) == []

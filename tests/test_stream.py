@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import ManifestError
-from fwconvert.receipt import ShardLine
+from fwconvert.store.receipts import ShardLine
 from fwconvert.stream import Passage, between, length, passages
 
 SHARDS = st.lists(

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fwconvert import names, receipt, session
-from fwconvert.recipe import Options, Recipe
+from fwconvert.store import names, receipts, sessions
 from fwconvert.errors import Stopped
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt
+from fwconvert.recipe import Options, Recipe
 from fwconvert.request import make_recipe
 from fwconvert.run import convert
 from fwconvert.survey import Look, Survey, survey
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def session(self) -> str:
-        (only,) = session.all_of(self.folder)
+        (only,) = sessions.all_of(self.folder)
         return only.id
 
     def receipt(self, source: str) -> Path:
@@ -123,7 +123,7 @@ def assert_withdrawn(found: Survey, run: Run, sources: set[str], damaged: str) -
     assert set(found.known_sources) == sources
     for source in sources:
         assert any(source in problem for problem in found.problems)
-        made = receipt.read(run.receipt(source), Receipt, run.recipe.recipe_id)
+        made = receipts.read(run.receipt(source), Receipt, run.recipe.recipe_id)
         assert found.known_sources[source] == made.source_sha256
     assert any(damaged in problem for problem in found.problems)
 
@@ -396,7 +396,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
 
 def test_join_receipts_say_where_every_token_comes_from(finished: Run) -> None:
     first, second = (
-        receipt.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
+        receipts.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
         for name in (FIRST_JOINED, SECOND_JOINED)
     )
 

@@ -15,9 +15,9 @@ MEASURE = """
     import sys
     from pathlib import Path
     import examples
-    from fwconvert.folder import RunFolder
+    from fwconvert.store.folder import RunFolder
     from fwconvert.orders import JoinOrder, RunContext
-    from fwconvert.receipt import Absorbed, Segment
+    from fwconvert.store.receipts import Absorbed, Segment
     from fwconvert.tails import joined_pieces
 
     def peak():

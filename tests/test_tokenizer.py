@@ -15,8 +15,8 @@ from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert.recipe import EotSide, TokenType
 from fwconvert.errors import ShardError
+from fwconvert.recipe import EotSide, TokenType
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
 from fwconvert.vocabulary import find, read_table
 

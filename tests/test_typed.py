@@ -11,8 +11,8 @@ import pytest
 import runner
 
 import fwconvert
-from fwconvert.recipe import Options, Recipe
 from fwconvert.errors import UsageError
+from fwconvert.recipe import Options, Recipe
 
 # A choice, and what the message must say of it besides its name.
 WRONG: list[tuple[dict[str, Any], str]] = [

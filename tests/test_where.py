@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from fwconvert import where
 from fwconvert.errors import UsageError
-from fwconvert.where import Among, Arithmetic, Call, Chain, Column, IsNull, KindError, Logic, Negative, Node, Not, Value
+from fwconvert.where import (
+    Among,
+    Arithmetic,
+    Call,
+    Chain,
+    Column,
+    IsNull,
+    KindError,
+    Logic,
+    Negative,
+    Node,
+    Not,
+    Value,
+)
 
 NAMES = st.sampled_from(
     ["a", "score", "len", "in", "two words", "2nd", "é", "\ufb01", "it's", "", "\\", "x\ny"]
@@ -204,9 +217,7 @@ def test_the_columns_are_told_where_they_stand() -> None:
         ("x + 1 > 2", {"x": "truth"}, "x + 1"),
     ],
 )
-def test_kinds_that_do_not_go_together_are_told(
-    text: str, kinds: dict[str, where.Kind], wrong: str
-) -> None:
+def test_kinds_that_do_not_go_together_are_told(text: str, kinds: dict[str, where.Kind], wrong: str) -> None:
     found = where.parse(text)
 
     with pytest.raises(KindError, match=re.escape(wrong)):

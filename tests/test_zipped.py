@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from fwconvert import process, zipped
-from fwconvert.atomic import Output
+from fwconvert.store.atomic import Output
 from fwconvert.errors import ShardError, Stopped
 
 CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()

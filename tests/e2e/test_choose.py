@@ -19,9 +19,9 @@ import runner
 from hub_server import HubServer
 
 from fwconvert import cli, run, worker
-from fwconvert.recipe import Layout
 from fwconvert.engine import Progress
 from fwconvert.orders import Order, Outcome
+from fwconvert.recipe import Layout
 from fwconvert.verify import verify
 
 Row = dict[str, Any]
@@ -359,10 +359,11 @@ def forged_receipt(out: Path, name: str, recipe_id: str) -> tuple[str, bytes]:
     """Return a receipt as if it were of another recipe, with a digest that fits."""
     import msgspec  # noqa: PLC0415
 
-    from fwconvert import receipt, records  # noqa: PLC0415
+    from fwconvert.store import receipts  # noqa: PLC0415
+    from fwconvert import records  # noqa: PLC0415
 
     path = receipt_of(out, name)
-    made = msgspec.structs.replace(records.read(path, receipt.Receipt), recipe_id=recipe_id, digest="")
+    made = msgspec.structs.replace(records.read(path, receipts.Receipt), recipe_id=recipe_id, digest="")
     sealed = msgspec.structs.replace(made, digest=records.digest(made))
     return path.name, records.encode(sealed) + b"\n"
 

@@ -15,9 +15,9 @@ import zstandard
 
 import fwconvert
 from fwconvert.cli import main
-from fwconvert.recipe import Options
 from fwconvert.errors import ShardError, UsageError
 from fwconvert.loader import Loader
+from fwconvert.recipe import Options
 from fwconvert.verify import verify
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
@@ -245,7 +245,7 @@ def test_an_export_is_not_gone_on_with_by_another_zstd(run_of: Callable[..., Pat
 
 
 def _manifest(out: Path) -> Any:
-    from fwconvert import run_manifest  # noqa: PLC0415
-    from fwconvert.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store import run_manifest  # noqa: PLC0415
+    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     return run_manifest.read(RunFolder(out))

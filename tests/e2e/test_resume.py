@@ -16,7 +16,7 @@ from spoiled_runs import InlineEngine
 
 import fwconvert
 from fwconvert.errors import UsageError
-from fwconvert.receipt import JoinReceipt
+from fwconvert.store.receipts import JoinReceipt
 from fwconvert.watching import StopSwitch
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 3000}

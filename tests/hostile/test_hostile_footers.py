@@ -14,8 +14,8 @@ from hub_server import COMMIT, REPO, HubServer
 from spoiled_runs import linux_only
 
 from fwconvert import footers, records, source
-from fwconvert.recipe import SourceManifest, SourceShard, Totals
 from fwconvert.errors import SourceError
+from fwconvert.recipe import SourceManifest, SourceShard, Totals
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000")
 # Of the worker: the file that ends it must not take the machine with it.

@@ -23,9 +23,9 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import needs, records, source
-from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
 from fwconvert.errors import SourceError, UsageError
-from fwconvert.receipt import Receipt
+from fwconvert.store.receipts import Receipt
+from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
 from fwconvert.request import make_recipe
 
 TEXTS = [*corpus.documents(0, 12), *corpus.ODD]

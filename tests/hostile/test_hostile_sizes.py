@@ -15,8 +15,8 @@ from runner import PRIVATE
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
-from fwconvert.receipt import JoinReceipt, Receipt
-from fwconvert.run_manifest import RunManifest
+from fwconvert.store.receipts import JoinReceipt, Receipt
+from fwconvert.store.run_manifest import RunManifest
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "2000", "--workers", "1")
 Record = dict[str, Any]

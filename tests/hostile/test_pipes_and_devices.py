@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert import names, receipt, saved_plan, vocabulary
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import Receipt
+from fwconvert.store import names, receipts, saved_recipe
+from fwconvert import vocabulary
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Receipt
 
 pytestmark = posix
 
@@ -267,14 +268,14 @@ def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     runner.cut_off(out)
     folder = RunFolder(out)
     path = min(folder.receipts.iterdir())
-    made = receipt.read(path, Receipt, saved_plan.read_plan(folder).recipe_id)
+    made = receipts.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
     if what == "tail":
         forged = replace(made, tail=replace(made.tail, bytes=0))
         replaced(folder.tail(names.job_key(made.path)), planted.pipe, tmp_path)
     else:
         forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
         replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)
-    receipt.publish(forged, path)
+    receipts.publish(forged, path)
 
     again = ("--version", sources.pinned, "--source", sources.folder, *RECIPE, "--out", out)
     ended = bounded.run(*again)

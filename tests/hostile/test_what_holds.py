@@ -21,9 +21,10 @@ import runner
 from hub_faults import Answer, Body, Exchange, Faults, Origin, Request
 from hub_server import COMMIT, REPO
 
-from fwconvert import receipt, records, saved_plan
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store import receipts as receipt, saved_recipe
+from fwconvert import records
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt
 
 RUN = Path(__file__).parent / "run"
 CANARY = "hf_canary0123456789"
@@ -217,7 +218,7 @@ def test_the_kept_run_is_one_that_the_program_has_nothing_to_add_to(run: RunFold
 def test_receipts_that_lead_outside_touch_nothing_there_and_are_made_again(
     run: RunFolder, way: str, kind: type[Receipt] | type[JoinReceipt]
 ) -> None:
-    whole, recipe_id = runner.tree(run.path), saved_plan.read_plan(run).recipe_id
+    whole, recipe_id = runner.tree(run.path), saved_recipe.read_plan(run).recipe_id
     name = way.replace("ABSOLUTE", str(run.path.parent / "precious.bin"))
     made: Receipt | JoinReceipt
     if kind is Receipt:

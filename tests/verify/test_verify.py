@@ -34,9 +34,10 @@ from verified import (
     write_sources,
 )
 
-from fwconvert import names, scan, verify_shard
-from fwconvert.folder import Lock, RunFolder
-from fwconvert.receipt import ShardLine
+from fwconvert.store import names
+from fwconvert import scan, verify_shard
+from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.receipts import ShardLine
 from fwconvert.verify import verify
 from fwconvert.vocabulary import find
 

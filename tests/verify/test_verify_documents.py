@@ -22,7 +22,8 @@ from verified import (
     write_entries,
 )
 
-from fwconvert import names, shard, verify_shard
+from fwconvert.store import names
+from fwconvert import shard, verify_shard
 from fwconvert.vocabulary import find
 
 # --- EOT before each document

@@ -18,8 +18,8 @@ from verified import (
 )
 
 from fwconvert import scan, shard, verify_shard
-from fwconvert.recipe import TokenType
 from fwconvert.formats import Format
+from fwconvert.recipe import TokenType
 
 
 def cut_short(path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 import runner
 from spoiled_runs import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
 
-from fwconvert import catalog, receipt, records, run_manifest, saved_plan, session, shard
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import JoinReceipt, Quarantined, Receipt
+from fwconvert import catalog, records, shard
+from fwconvert.store import receipts, run_manifest, saved_recipe, sessions
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,7 +50,7 @@ def elsewhere(tmp_path: Path) -> Path:
 def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     base = tmp_path_factory.mktemp("readers")
     done, halted = copy_of(runs.finished, base / "out"), copy_of(runs.halted, base / "halted")
-    folder, recipe = done.folder, saved_plan.read_plan(done.folder)
+    folder, recipe = done.folder, saved_recipe.read_plan(done.folder)
     manifest = base / "m.json"
     manifest.write_bytes(records.encode(recipe.source))
     job, join = next(folder.receipts.glob("00*")), next(folder.joins.iterdir())
@@ -62,17 +63,17 @@ def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
     shutil.copy(folder.plan, alone.plan)
 
     def read_plan() -> object:
-        saved_plan.adopt(alone, recipe)
-        saved_plan.known_sources(alone, recipe)
-        return saved_plan.read_plan(alone)
+        saved_recipe.adopt(alone, recipe)
+        saved_recipe.known_sources(alone, recipe)
+        return saved_recipe.read_plan(alone)
 
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "source manifest": (manifest, lambda: catalog.find(str(manifest))),
-        "receipt": (job, lambda: receipt.read(job, Receipt, recipe.recipe_id)),
-        "join receipt": (join, lambda: receipt.read(join, JoinReceipt, recipe.recipe_id)),
+        "receipt": (job, lambda: receipts.read(job, Receipt, recipe.recipe_id)),
+        "join receipt": (join, lambda: receipts.read(join, JoinReceipt, recipe.recipe_id)),
         "quarantine record": (quarantined, lambda: records.read(quarantined, Quarantined)),
         "plan": (alone.plan, read_plan),
-        "session": (next(folder.sessions.iterdir()), lambda: session.all_of(folder)),
+        "session": (next(folder.sessions.iterdir()), lambda: sessions.all_of(folder)),
         "run manifest": (folder.manifest, lambda: run_manifest.read(folder)),
         "token shard": (token_shard, lambda: shard.read_tokens(token_shard, "uint16").tobytes()),
         "document index": (index, lambda: shard.read_index(index).tobytes()),

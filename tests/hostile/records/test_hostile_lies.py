@@ -28,7 +28,7 @@ from spoiled_runs import (
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store.receipts import JoinReceipt, Receipt
 
 # JSON allows all of these; a digest can be computed by anybody.
 HOSTILE: tuple[Any, ...] = (

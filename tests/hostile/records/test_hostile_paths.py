@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
 
-from fwconvert import catalog, receipt, records, saved_plan, session
+from fwconvert import catalog, records
+from fwconvert.store import receipts, saved_recipe, sessions
 from fwconvert.errors import ManifestError
-from fwconvert.receipt import JoinReceipt, Receipt
+from fwconvert.store.receipts import JoinReceipt, Receipt
 
 TRICKS = (
     "..", "../x.parquet", "a/../../x.parquet", "/x.parquet", "//x", "a\\..\\x.parquet", "C:\\x", "a\0b",
@@ -57,7 +58,7 @@ def test_no_word_of_a_source_manifest_commands_the_terminal(
 def first_shard(run: Run) -> tuple[Path, Receipt]:
     """Return the path and the content of the receipt of the first job."""
     path = next(run.folder.receipts.glob("00*"))
-    return path, receipt.read(path, Receipt, saved_plan.read_plan(run.folder).recipe_id)
+    return path, receipts.read(path, Receipt, saved_recipe.read_plan(run.folder).recipe_id)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_receipt_is_not_believed_that_names_files_elsewhere(
     run = copy_of(runs.finished, tmp_path / "out")
     path, made = first_shard(run)
     line = msgspec.structs.replace(made.shards[0], name=str(shard_elsewhere))
-    receipt.publish(msgspec.structs.replace(made, shards=(line, *made.shards[1:])), path)
+    receipts.publish(msgspec.structs.replace(made, shards=(line, *made.shards[1:])), path)
 
     ended = assert_survived(run, elsewhere)
 
@@ -91,8 +92,8 @@ def test_the_receipt_of_a_joined_shard_is_not_believed_that_names_files_elsewher
     run = copy_of(runs.finished, tmp_path / "out")
     line = msgspec.structs.replace(first_shard(run)[1].shards[0], name=str(shard_elsewhere))
     path = next(run.folder.joins.iterdir())
-    made = receipt.read(path, JoinReceipt, saved_plan.read_plan(run.folder).recipe_id)
-    receipt.publish(msgspec.structs.replace(made, shard=line, segments=()), path.with_name("x.json"))
+    made = receipts.read(path, JoinReceipt, saved_recipe.read_plan(run.folder).recipe_id)
+    receipts.publish(msgspec.structs.replace(made, shard=line, segments=()), path.with_name("x.json"))
 
     ended = assert_survived(run, elsewhere)
 
@@ -108,7 +109,7 @@ def test_the_id_of_a_session_is_not_a_way_out_of_the_folder(
     run = copy_of(runs.finished, tmp_path / "out")
     (elsewhere / "precious.json").write_bytes(b"precious")
     path = next(run.folder.sessions.iterdir())
-    found = records.read(path, session.Session)
+    found = records.read(path, sessions.Session)
     way = str(elsewhere / "precious") if absolute else "../../../elsewhere/precious"
     path.write_bytes(records.encode(msgspec.structs.replace(found, id=way, ended="")))
 

@@ -15,8 +15,8 @@ from spoiled_runs import Runs, assert_clean, assert_survived, command, copy_of, 
 
 from fwconvert import records, shard
 from fwconvert.errors import FwconvertError
-from fwconvert.receipt import Quarantined
-from fwconvert.saved_plan import SavedPlan
+from fwconvert.store.receipts import Quarantined
+from fwconvert.store.saved_recipe import SavedPlan
 
 
 def garbage(path: Path, _: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_device_without_an_end_is_refused_and_not_read_into_memory(tmp_path: P
         resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
         from fwconvert import records
         from fwconvert.errors import ManifestError
-        from fwconvert.receipt import Quarantined
+        from fwconvert.store.receipts import Quarantined
         try:
             records.read(Path(sys.argv[1]), Quarantined)
         except ManifestError:

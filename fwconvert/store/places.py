@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fwconvert import files, records
 from fwconvert.errors import ManifestError
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
 from fwconvert.records import Record
 
 

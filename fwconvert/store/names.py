@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from fwconvert.recipe import Recipe, Rules
 from fwconvert.formats import ZIPPED
+from fwconvert.recipe import Recipe, Rules
 
 Split = Literal["val", "train"]
 

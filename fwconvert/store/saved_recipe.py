@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from fwconvert import atomic, files, names, records, run_manifest
-from fwconvert.recipe import Recipe, Rules, SourceShard
+from fwconvert.store import atomic, names, run_manifest
+from fwconvert import files, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import Receipt
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Receipt
+from fwconvert.recipe import Recipe, Rules, SourceShard
 from fwconvert.records import Record
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fwconvert import atomic, files, names
+from fwconvert.store import atomic, names
+from fwconvert import files
 from fwconvert.errors import OutputError, UsageError, message
 
 if sys.platform == "win32":

@@ -8,12 +8,12 @@ each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 from collections.abc import Mapping, Sequence
 
 from fwconvert import limits, records
-from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.folder import RunFolder
-from fwconvert.receipt import JoinReceipt, Receipt, ShardLine
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
+from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
-from fwconvert.session import Session
+from fwconvert.store.sessions import Session
 
 
 class Headline(Part, frozen=True, omit_defaults=True):

@@ -19,9 +19,9 @@ from typing import ClassVar
 import msgspec
 
 from fwconvert import records
-from fwconvert.recipe import is_safe
 from fwconvert.errors import ManifestError, message
-from fwconvert.folder import RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.recipe import is_safe
 from fwconvert.records import Record
 
 # One a minute for a week.

@@ -12,7 +12,8 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from fwconvert import atomic, records
+from fwconvert.store import atomic
+from fwconvert import records
 from fwconvert.errors import ManifestError, message
 from fwconvert.records import Part, Record
 

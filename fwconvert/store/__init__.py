@@ -1,0 +1,1 @@
+"""Where a run lies: its layout, atomic publishing, receipts, manifest and lock."""
