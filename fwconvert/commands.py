@@ -86,8 +86,8 @@ def about() -> int:
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
     from fwconvert import fit, needs  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
     from fwconvert.origin import LocalOrigin  # noqa: PLC0415
+    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     recipe, options = _asked(args)
     out = options.out.absolute()

@@ -7,9 +7,9 @@ for sources that there are not.
 
 from itertools import pairwise
 
+from fwconvert.recipe import Recipe, Rules
 from fwconvert.store import names
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
-from fwconvert.recipe import Recipe, Rules
 
 # An entry of a tail's document index; the tail of a whole source may have more than 2**32 tokens.
 _SHORT_ENTRY, _LONG_ENTRY = 8, 12

@@ -25,10 +25,10 @@ from string import capwords
 
 import platformdirs
 
-from fwconvert.store import atomic
 from fwconvert import files, records
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import SourceShard
+from fwconvert.store import atomic
 
 NAME = "demo-1"
 RECORD = "corpus.json"

@@ -18,11 +18,11 @@ from fwconvert import process, sieve, source, tokenizer, vocabulary
 from fwconvert.ahead import ahead
 from fwconvert.errors import SourceError, message
 from fwconvert.fast import FastTokenizer
-from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder
-from fwconvert.pack import Batch
-from fwconvert.store.receipts import Counts
+from fwconvert.shards.cutting import Batch
 from fwconvert.recipe import Encoder, Rules
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Counts
 
 _ONE_IN = 1000
 # Batches read ahead of the encoder when there are threads to do it.

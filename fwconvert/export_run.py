@@ -15,18 +15,18 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert.store import atomic, places, sessions
 from fwconvert import formats, needs, plan, records, request, verify_manifest, vocabulary
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
 from fwconvert.origin import Origin, Ready, Wanted
 from fwconvert.plan import Size
-from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import Result, SilentObserver, make
 from fwconvert.run_reader import RunReader
+from fwconvert.store import atomic, places, sessions
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.work import Observer, StopSwitch
 
 

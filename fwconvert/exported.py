@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fwconvert import process
 from fwconvert.errors import ShardError, message
 from fwconvert.orders import ConvertOrder, Exported
-from fwconvert.pack import Batch
+from fwconvert.shards.cutting import Batch
 from fwconvert.store.receipts import Counts
-from fwconvert.stream_reader import Documents, StreamReader
+from fwconvert.shards.stream import Documents, StreamReader
 
 # Tokens at a time: a few MB.
 STEP = 2**21

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fwconvert.store import atomic
 from fwconvert import doubtful, files
 from fwconvert.encoders import PRETOKENIZERS
 from fwconvert.process import resident_bytes
+from fwconvert.store import atomic
 from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
 from fwconvert.vocabulary import Vocabulary
 

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert.store import atomic, names
 from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub import Dataset
 from fwconvert.hub_client import endpoint
 from fwconvert.patience import Passing, Patience
 from fwconvert.recipe import SourceShard
+from fwconvert.store import atomic, names
 
 if sys.platform != "win32":
     import fcntl

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fwconvert import footers, records
-from fwconvert.store import names
 from fwconvert.catalog import LOCAL
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
 from fwconvert.patience import Patience
 from fwconvert.ranges import RangedFile
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.store import names
+from fwconvert.store.folder import RunFolder
 
 # If the first does not fit, so many in all, from everywhere, before the command is blamed.
 _MOST_LOOKS = 8

@@ -6,11 +6,11 @@ done. What a session that was cut off could not remove, the next one does.
 
 from collections import Counter
 
-from fwconvert.store import atomic, names
 from fwconvert import records
+from fwconvert.recipe import Recipe
+from fwconvert.store import atomic, names
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt
-from fwconvert.recipe import Recipe
 from fwconvert.survey import Survey
 
 

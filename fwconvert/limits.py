@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, Protocol
 
-from fwconvert.store.receipts import Receipt
 from fwconvert.recipe import Recipe, Rules
+from fwconvert.store.receipts import Receipt
 
 # Sources on trial may give so many times what is expected before they do not fit; and a source is
 # fetched ahead unless those before it give all, even if they give so many times less.

@@ -29,9 +29,9 @@ from fwconvert.loader_shards import Shards, Wanted
 from fwconvert.loader_state import Order, State
 from fwconvert.loader_waiting import Waiting
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
-from fwconvert.store.names import Split
 from fwconvert.permutation import Permutation
 from fwconvert.recipe import TokenType
+from fwconvert.store.names import Split
 
 T = TypeVar("T", bound=np.generic)
 

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.loader_files import Kept
 from fwconvert.loader_shards import Shards
 from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens
 from fwconvert.permutation import Numbers
-from fwconvert.shard import INDEX_TYPE, LONG_INDEX_TYPE, map_array
+from fwconvert.shards.shard import INDEX_TYPE, LONG_INDEX_TYPE, map_array
+from fwconvert.store.folder import RunFolder
 
 # How many documents are looked up at a time.
 _AHEAD = 4_096

@@ -17,11 +17,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import zipped
+from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED
 from fwconvert.recipe import TokenType
-from fwconvert.shard import map_array, numpy_type
+from fwconvert.shards.shard import map_array, numpy_type
 
 Kind = Literal["llmc", "npy", "raw"]
 
@@ -81,7 +81,7 @@ class TokenFile:
             # Slices of the plain type are made twice as fast as those of np.memmap.
             tokens = np.asarray(map_array(self.path, kind, self.offset))
         else:
-            tokens = zipped.unzip(self.path, self.bytes)[self.offset :].view(kind)
+            tokens = zstd.unzip(self.path, self.bytes)[self.offset :].view(kind)
         if len(tokens) != self.tokens:
             raise _refusal("a token shard has changed since it was looked at", self.path)
         return tokens
@@ -197,7 +197,7 @@ def _head(path: Path) -> tuple[bytes, int, int]:
     mapped = np.asarray(map_array(path, np.dtype(np.uint8), 0))
     if path.suffix != ZIPPED:
         return mapped[:_HEAD_BYTES].tobytes(), len(mapped), len(mapped)
-    return zipped.head(path, _HEAD_BYTES), len(mapped), zipped.unpackable_size(path)
+    return zstd.head(path, _HEAD_BYTES), len(mapped), zstd.unpackable_size(path)
 
 
 def _refusal(wrong: str, path: Path, *actions: str, **values: object) -> ShardError:

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from fwconvert import formats, records
-from fwconvert.store import names, run_manifest
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.formats import ZIPPED
 from fwconvert.loader_files import Expected, Kind, TokenFile, look
+from fwconvert.recipe import TokenType, is_safe
+from fwconvert.shards.shard import numpy_type
+from fwconvert.store import names, run_manifest
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.names import Split
 from fwconvert.store.receipts import ShardLine
-from fwconvert.recipe import TokenType, is_safe
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.shard import numpy_type
 
 _SUFFIXES = (".bin", ".npy")
 # The words in the names of others' files.

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fwconvert.store import sessions
 from fwconvert.errors import NotReady, message
+from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder, is_deserted
 
 # Enough to run the command again by hand, or for a scheduler to do so.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fwconvert import catalog, footers, plan
 from fwconvert.errors import UsageError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.limits import Amount
 from fwconvert.origin import LocalOrigin, Origin
 from fwconvert.recipe import Options, Recipe
+from fwconvert.store.folder import RunFolder
 
 _FOOTERS_READ = 100
 # No honest text is packed tighter than this; a damaged footer may say anything.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fwconvert.recipe import Encoder, Rules, SourceShard
 from fwconvert.store import names
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
-from fwconvert.recipe import Encoder, Rules, SourceShard
-from fwconvert.stream import Passage
+from fwconvert.shards.stream import Passage
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from fwconvert.store import atomic, names
 from fwconvert import catalog, fetch, files
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.fetch import Fetching
 from fwconvert.hub import Dataset
 from fwconvert.orders import ConvertOrder, Failure, Unfetched
-from fwconvert.store.receipts import Receipt
 from fwconvert.recipe import SourceManifest, SourceShard
+from fwconvert.store import atomic, names
+from fwconvert.store.receipts import Receipt
 
 _END = Stopped("all is fetched")
 

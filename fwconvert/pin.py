@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from fwconvert.store import atomic
 from fwconvert import catalog, records, source
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub import Dataset
 from fwconvert.patience import Patience, patiently
 from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_dataset
+from fwconvert.store import atomic
 
 # A person is waiting, so less than a run has.
 _PATIENCE_SECONDS = 60.0

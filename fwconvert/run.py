@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert.store import atomic, places, run_manifest, sessions
 from fwconvert import driver, needs, process, request, strays
 from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
 from fwconvert.patience import Patience, patiently
-from fwconvert.store.receipts import Quarantined
 from fwconvert.recipe import Options, Recipe, check_rules
+from fwconvert.store import atomic, places, run_manifest, sessions
+from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
 from fwconvert.supply import Sources, Supply

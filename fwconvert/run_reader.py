@@ -9,14 +9,14 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from fwconvert import account, stream
-from fwconvert.account import Account, Expected
+from fwconvert.shards import expected, stream
+from fwconvert.shards.expected import Account, Expected
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.stream import Passage
-from fwconvert.stream_reader import Document, StreamReader
+from fwconvert.shards.stream import Passage
+from fwconvert.shards.stream import Document, StreamReader
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunReader:
 
     def __init__(self, out: Path) -> None:
         self.folder = RunFolder(out)
-        self.manifest: RunManifest = account.read(self.folder)
+        self.manifest: RunManifest = expected.read(self.folder)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
 

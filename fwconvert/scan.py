@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import shard
+from fwconvert.shards import shard
 from fwconvert.errors import ShardError
 from fwconvert.recipe import Rules
 from fwconvert.vocabulary import Vocabulary

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert.store import names, run_manifest
-from fwconvert import shard, tokenizer, vocabulary
+from fwconvert.shards import shard
+from fwconvert import tokenizer, vocabulary
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
+from fwconvert.run_reader import RunReader
+from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.run_reader import RunReader
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import catalog, source, tokenizer, vocabulary
-from fwconvert.store import places
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.hub import Dataset
 from fwconvert.ranges import RangedFile
 from fwconvert.recipe import Rules, SourceShard
 from fwconvert.run_reader import Located, RunReader
+from fwconvert.store import places
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.

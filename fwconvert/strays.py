@@ -12,10 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert.store import atomic, names
-from fwconvert.store.folder import RunFolder
 from fwconvert.formats import ZIPPED
 from fwconvert.recipe import Recipe
+from fwconvert.store import atomic, names
+from fwconvert.store.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwconvert import credible, files, limits, records
-from fwconvert.store import names, receipts
 from fwconvert.errors import ManifestError, Stopped, message
-from fwconvert.store.folder import RunFolder
-from fwconvert.join import joined_shards, last_full
+from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.plan import most_shards
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 from fwconvert.recipe import Recipe, Rules, default_workers
+from fwconvert.store import names, receipts
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 
 _TICK_SECONDS = 0.1
 # Records that nobody asked for, beside those of files that are there; joined shards that no file bears out.

@@ -9,20 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.orders import JoinOrder
-from fwconvert.pack import Piece
-from fwconvert.store.receipts import Absorbed, Segment
+from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules
-from fwconvert.shard import (
-    map_array,
-    numpy_type,
-    opened,
-    read_array,
-    read_index,
-    tail_index_type,
-    token_count,
-)
+from fwconvert.shards.shard import map_array, numpy_type, opened, read_array, read_index, tail_index_type, token_count
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Absorbed, Segment
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from fwconvert.store import names
 from fwconvert import records, tokenizer, vocabulary
 from fwconvert.errors import ManifestError, UsageError, message, printable
-from fwconvert.store.receipts import ShardLine
 from fwconvert.recipe import EotSide, parse_count
 from fwconvert.records import Part
 from fwconvert.run_reader import Located, RunReader
 from fwconvert.show import find_shard
 from fwconvert.source_row import Rows
+from fwconvert.store import names
+from fwconvert.store.receipts import ShardLine
 
 # Tokens of a document that are enough for its first words.
 _WORDS = 40

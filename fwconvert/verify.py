@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert.store import names, receipts, run_manifest
 from fwconvert import records, strays, vocabulary
-from fwconvert.account import Account, Expected
-from fwconvert.account import read as read_manifest
+from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import read as read_manifest
 from fwconvert.errors import ManifestError
+from fwconvert.recipe import default_workers
+from fwconvert.store import names, receipts, run_manifest
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt
-from fwconvert.recipe import default_workers
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.verify_manifest import FILE
 from fwconvert.verify_manifest import problems as manifest_problems

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.store import names
-from fwconvert import shard
+from fwconvert.shards import shard
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import ShardLine, Sidecar
 from fwconvert.recipe import Rules
 from fwconvert.scan import STEP, Scan
-from fwconvert.sidecars import Spans, sidecar_parts
+from fwconvert.shards.sidecars import Spans, sidecar_parts
+from fwconvert.store import names
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import ShardLine, Sidecar
 from fwconvert.vocabulary import Vocabulary
 
 

@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert.store import atomic
 from fwconvert import files
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.patience import Passing
 from fwconvert.recipe import TokenType
+from fwconvert.store import atomic
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
 

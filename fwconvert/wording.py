@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fwconvert.store import names
 from fwconvert import records
 from fwconvert.errors import message, printable
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.records import Part
+from fwconvert.store import names
 
 if TYPE_CHECKING:
     from fwconvert.plan import Plan
     from fwconvert.run import Result
-    from fwconvert.store.run_manifest import Headline
     from fwconvert.show import Document
     from fwconvert.status import Status
+    from fwconvert.store.run_manifest import Headline
     from fwconvert.verify import Report
 
 
@@ -125,8 +125,8 @@ def _how_to_have_validation(head: "Headline", rules: Rules) -> str:
 
 def what_next(result: "Result") -> str:
     """Tell somebody who has tried the demo what there is to see."""
-    from fwconvert.store import run_manifest  # noqa: PLC0415
     from fwconvert import show  # noqa: PLC0415
+    from fwconvert.store import run_manifest  # noqa: PLC0415
     from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     manifest = run_manifest.read(RunFolder(result.out))

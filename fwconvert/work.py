@@ -13,19 +13,20 @@ from typing import Any
 
 import msgspec
 
-from fwconvert.store import atomic, names, run_manifest, sessions as session
 from fwconvert import records
 from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.store.folder import RunFolder
-from fwconvert.join import JoinedShard, joined_shards, last_full
+from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.leftovers import Leftovers
 from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
 from fwconvert.rations import Rations
-from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.store import atomic, names, run_manifest
+from fwconvert.store import sessions as session
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
 from fwconvert.survey import Look, Survey, shard_problem
 from fwconvert.watching import Limit, Observer, Snapshot, StopSwitch
 

@@ -14,16 +14,17 @@ from contextlib import ExitStack
 
 import msgspec
 
-from fwconvert.store import atomic, names, receipts
-from fwconvert import pack, process, source
+from fwconvert.shards import cutting
+from fwconvert import process, source
 from fwconvert.addresses import plain
 from fwconvert.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
 from fwconvert.exported import ExportedDocuments
-from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.shards.shard import ShardWriter
+from fwconvert.store import atomic, names, receipts
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
-from fwconvert.shard import ShardWriter
 from fwconvert.tails import joined_pieces
 
 # Full blocks that may be on their way to the disk.
@@ -58,8 +59,8 @@ def convert(order: ConvertOrder) -> Receipt:
         if order.source.sha256 is not None:
             proving.result()  # What can be proven is not touched before it is.
         blocks = _Blocks(order, unpublished, aside)
-        sizes = pack.block_sizes(order.context.rules, order.source_index)
-        for piece in pack.cut(_beating(documents.batches()), sizes):
+        sizes = cutting.block_sizes(order.context.rules, order.source_index)
+        for piece in cutting.cut(_beating(documents.batches()), sizes):
             blocks.add(piece)
             process.stop_if_asked()
         proof = proving.result()
@@ -112,12 +113,12 @@ class _Blocks:
         self._aside = aside
         self._syncing: deque[Future[None]] = deque()
         self._folder = RunFolder(order.context.out)
-        self._sizes = pack.block_sizes(order.context.rules, order.source_index)
+        self._sizes = cutting.block_sizes(order.context.rules, order.source_index)
         self._unpublished = unpublished
         self._full: list[ShardWriter] = []
         self._current = self._open()
 
-    def add(self, piece: pack.Piece) -> None:
+    def add(self, piece: cutting.Piece) -> None:
         """Append a piece to the current block; a block that it fills is brought to the disk, aside."""
         self._current.write(piece)
         if piece.ends_block:
@@ -168,7 +169,7 @@ class _Blocks:
 
     def _open(self) -> ShardWriter:
         size = next(self._sizes)
-        promised = 0 if size == pack.UNBOUNDED else size
+        promised = 0 if size == cutting.UNBOUNDED else size
         context = self._order.context
         writer = ShardWriter(
             self._folder.temporary, self._order.key, context.rules, promised, context.threads
@@ -180,7 +181,7 @@ class _Blocks:
         order = self._order
         rules = order.context.rules
         for block, writer in enumerate(self._full):
-            is_val = block == 0 and pack.has_validation(rules, order.source_index)
+            is_val = block == 0 and cutting.has_validation(rules, order.source_index)
             split: names.Split = "val" if is_val else "train"
             plain = order.context.plain_names
             name = names.job_shard(rules, split, order.source_index, block, plain=plain)
@@ -210,7 +211,7 @@ def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
     return found
 
 
-def _beating(batches: Iterator[pack.Batch]) -> Iterator[pack.Batch]:
+def _beating(batches: Iterator[cutting.Batch]) -> Iterator[cutting.Batch]:
     """Yield the batches, with a sign of life for each: one without a document makes no piece."""
     for batch in batches:
         process.stop_if_asked()

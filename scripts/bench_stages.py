@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import fwconvert
-from fwconvert import engine, fast, pack, shard, source, tokenizer
+from fwconvert import engine, fast, source, tokenizer
+from fwconvert.shards import cutting, shard
 from fwconvert.recipe import EncoderChoice
 
 
@@ -115,7 +116,7 @@ def _instrumented(clock: Clock) -> Iterator[None]:
         (engine, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1)),
         (source, "batches", clock.generator("decode", source.batches)),
         (tokenizer, "place_eot", clock.function("place EOT, cut", tokenizer.place_eot)),
-        (pack, "cut", clock.generator("place EOT, cut", pack.cut)),
+        (cutting, "cut", clock.generator("place EOT, cut", cutting.cut)),
         (shard.ShardWriter, "write", clock.function("write", shard.ShardWriter.write)),
         (os, "write", clock.function("write", os.write)),
         (os, "fsync", clock.function("fsync", os.fsync)),

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import formats, loader_files, needs, shard, sieve, source, vocabulary, where, zipped
+from fwconvert import formats, loader_files, needs, sieve, source, vocabulary, where
+from fwconvert.shards import shard, zstd
 from fwconvert.errors import FwconvertError
 from fwconvert.fit import Footers
-from fwconvert.store.folder import RunFolder
 from fwconvert.loader_files import Expected
 from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.sieve import Sieve
+from fwconvert.store.folder import RunFolder
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
 # A file of a few KB may be the text of a thousand pages; the first are like the others.
@@ -82,7 +83,7 @@ def compressed_shard(scratch: Path) -> Callable[[bytes], object]:
         path = scratch / "some.zst"
         path.write_bytes(data)
         try:
-            zipped.unzip(path, 2**32)
+            zstd.unzip(path, 2**32)
         finally:
             _shard(scratch, data, formats.ZIPPED)
         return None

@@ -17,16 +17,27 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import catalog, export_run, records, show, status, survey, trace, verify, verify_shard, vocabulary
-from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
+from fwconvert import (
+    catalog,
+    export_run,
+    records,
+    show,
+    status,
+    survey,
+    trace,
+    verify,
+    verify_shard,
+    vocabulary,
+)
 from fwconvert.demo import Corpus
 from fwconvert.errors import FwconvertError
-from fwconvert.store.folder import RunFolder, holder
 from fwconvert.origin import LocalOrigin
-from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.run import SilentObserver
-from fwconvert.shard import header
+from fwconvert.shards.shard import header
+from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
+from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.watching import StopSwitch
 from fwconvert.work import Work
 

@@ -25,7 +25,7 @@ from torture_faults import Fault, Interposer, Point
 from torture_world import MET, WORLDS, Ended, Place
 
 from fwconvert import documents, worker
-from fwconvert.pack import Batch
+from fwconvert.shards.cutting import Batch
 
 # Exit codes that a person can act on: done, not done, refused.
 _HONEST = {0, 1, 2}

@@ -26,10 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-# Some are there to be loaded before anything is forked.
-from fwconvert.store import atomic  # noqa: F401
 from fwconvert import cli, engine, progress, run, verify, worker  # noqa: F401
 from fwconvert.errors import FwconvertError
+
+# Some are there to be loaded before anything is forked.
+from fwconvert.store import atomic
 
 # How many faults at calls have happened in this process: a session may end before it comes to its own.
 MET: Counter[str] = Counter()

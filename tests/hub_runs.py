@@ -23,8 +23,8 @@ import runner
 from hub_server import REPO, HubServer, Seen
 
 from fwconvert import catalog
-from fwconvert.store import names
 from fwconvert.recipe import SourceManifest
+from fwconvert.store import names
 
 FOLDER = "sample/10BT"
 SHARD_TOKENS = 100_000

@@ -7,8 +7,8 @@ from typing import Any
 
 from fwconvert.engine import Progress
 from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
-from fwconvert.store.receipts import Segment
 from fwconvert.recipe import Rules, SourceShard
+from fwconvert.store.receipts import Segment
 from fwconvert.work import Snapshot
 
 RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)

@@ -21,8 +21,8 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import cli
-from fwconvert.store.folder import RunFolder
 from fwconvert.orders import Order, Outcome
+from fwconvert.store.folder import RunFolder
 from fwconvert.worker import perform
 
 CHOICES: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}

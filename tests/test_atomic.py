@@ -18,10 +18,9 @@ from examples import unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwconvert.store import atomic
-from fwconvert.store.atomic import Output
-from fwconvert.store.atomic import BLOCK_BYTES
 from fwconvert.errors import OutputError
+from fwconvert.store import atomic
+from fwconvert.store.atomic import BLOCK_BYTES, Output
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fwconvert
-from fwconvert.store import atomic
 from fwconvert import demo, records
 from fwconvert.errors import OutputError
+from fwconvert.store import atomic
 
 # Of all texts in order, each followed by a zero byte. Another value needs another demo.NAME.
 TEXTS_SHA256 = "5b33ab3e39d58b7970d65d556ff5779fd5ac8b74c7b204b90e87c16fa6d831bd"

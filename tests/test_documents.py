@@ -12,9 +12,9 @@ from fwconvert import documents, source
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
 from fwconvert.fast import FastTokenizer
-from fwconvert.store.folder import RunFolder
 from fwconvert.orders import ConvertOrder, RunContext
 from fwconvert.recipe import Encoder, SourceShard
+from fwconvert.store.folder import RunFolder
 from fwconvert.tokenizer import Encoded
 
 pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")

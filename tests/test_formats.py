@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import formats, records
-from fwconvert.store import names
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.recipe import Recipe, Rules, check_rules
 from fwconvert.request import make_recipe
+from fwconvert.store import names
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}

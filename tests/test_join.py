@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from fwconvert import tails as tails_module
 from fwconvert.errors import ShardError
-from fwconvert.store.folder import RunFolder
-from fwconvert.join import JoinedShard, joined_shards
+from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.orders import JoinOrder, RunContext
-from fwconvert.store.receipts import Absorbed, Segment
 from fwconvert.recipe import Layout, Rules, TokenType
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Absorbed, Segment
 from fwconvert.tails import joined_pieces
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")

@@ -16,8 +16,8 @@ from fwconvert.limits import Allowance, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, RunContext, Unfetched
 from fwconvert.origin import Ready
 from fwconvert.rations import Rations
-from fwconvert.store.receipts import Counts, Receipt, Tail
 from fwconvert.recipe import Recipe, Rules, SourceShard
+from fwconvert.store.receipts import Counts, Receipt, Tail
 
 # Sources, each the lengths of its documents in tokens.
 SOURCES = st.lists(st.lists(st.integers(1, 9), max_size=5), max_size=7)

@@ -9,11 +9,11 @@ import pytest
 import runner
 
 from fwconvert import loader_waiting
-from fwconvert.store import sessions
 from fwconvert.errors import NotReady
-from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.loader import Loader
 from fwconvert.loader_waiting import Waiting
+from fwconvert.store import sessions
+from fwconvert.store.folder import Lock, RunFolder
 
 
 class Clock:

@@ -8,8 +8,8 @@ from examples import FILES, RULES, recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert.store import names
 from fwconvert.recipe import Recipe
+from fwconvert.store import names
 
 CONTIGUOUS = Recipe(recipe_with().source, rules_with(layout="contiguous"))
 

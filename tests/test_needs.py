@@ -8,8 +8,8 @@ import pytest
 
 from fwconvert import needs
 from fwconvert.errors import UsageError
-from fwconvert.store.folder import RunFolder
 from fwconvert.recipe import Options, Recipe, SourceShard
+from fwconvert.store.folder import RunFolder
 
 SIZES = [500, 100, 300, 200, 400]
 FILES = tuple(SourceShard(f"{at}.parquet", size * 1_000_000, "ab" * 32) for at, size in enumerate(SIZES))

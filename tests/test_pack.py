@@ -10,7 +10,7 @@ from examples import rules_with, unhurried
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fwconvert.pack import UNBOUNDED, Batch, Piece, block_sizes, cut, has_validation
+from fwconvert.shards.cutting import UNBOUNDED, Batch, Piece, block_sizes, cut, has_validation
 
 Document = tuple[int, list[int]]  # its row, its tokens
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fwconvert.store import receipts
 from fwconvert.errors import ManifestError, OutputError
+from fwconvert.store import receipts
 from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, Segment, ShardLine, Tail
 
 RECIPE_ID = "12" * 32

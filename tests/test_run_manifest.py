@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from examples import FILES, RECIPE
 
-from fwconvert.store import run_manifest
 from fwconvert.errors import ManifestError, UsageError
+from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, Segment, ShardLine, Tail
 from fwconvert.store.run_manifest import RunManifest

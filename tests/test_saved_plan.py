@@ -10,11 +10,11 @@ import pytest
 from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, rules_with
 
 from fwconvert import records
-from fwconvert.store import run_manifest
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
+from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt, Tail
-from fwconvert.recipe import Recipe, SourceShard
 from fwconvert.store.saved_recipe import adopt, read_plan, save_plan
 
 

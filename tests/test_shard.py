@@ -14,11 +14,12 @@ from examples import rules_with, unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwconvert import formats, shard
+from fwconvert import formats
+from fwconvert.shards import shard
 from fwconvert.errors import OutputError, ShardError
-from fwconvert.pack import Piece
+from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules, TokenType
-from fwconvert.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type
+from fwconvert.shards.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type
 
 TYPES: tuple[TokenType, ...] = get_args(TokenType)
 

@@ -11,9 +11,9 @@ from examples import rules_with, unhurried
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fwconvert import sidecars
+from fwconvert.shards import sidecars
 from fwconvert.recipe import Rules
-from fwconvert.sidecars import Spans, sidecar_parts
+from fwconvert.shards.sidecars import Spans, sidecar_parts
 
 
 def made(suffix: str, rules: Rules, starts: list[int], firsts: list[int], tokens: int) -> bytes:

@@ -6,8 +6,8 @@ import pytest
 from examples import RULES, SOURCE, rules_with
 
 from fwconvert import strays
-from fwconvert.store.folder import RunFolder
 from fwconvert.recipe import Recipe
+from fwconvert.store.folder import RunFolder
 
 KEPT = "edu_fineweb_train_00000_000"
 

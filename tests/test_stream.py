@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fwconvert.errors import ManifestError
 from fwconvert.store.receipts import ShardLine
-from fwconvert.stream import Passage, between, length, passages
+from fwconvert.shards.stream import Passage, between, length, passages
 
 SHARDS = st.lists(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4), max_size=6

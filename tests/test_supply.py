@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from examples import RECIPE
 
+from fwconvert.recipe import Options
 from fwconvert.store import places
 from fwconvert.store.folder import RunFolder
-from fwconvert.recipe import Options
 from fwconvert.supply import Sources
 
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fwconvert.store import names, receipts, sessions
 from fwconvert.errors import Stopped
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.recipe import Options, Recipe
 from fwconvert.request import make_recipe
 from fwconvert.run import convert
+from fwconvert.store import names, receipts, sessions
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.survey import Look, Survey, survey
 
 # Documents of these many tokens (the text and its EOT), and what becomes of them in shards of 100 tokens:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert import process, zipped
-from fwconvert.store.atomic import Output
+from fwconvert import process
+from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, Stopped
+from fwconvert.store.atomic import Output
 
 CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()
 
@@ -19,7 +20,7 @@ def frame(folder: Path, content: bytes = CONTENT, threads: int = 1) -> Path:
     plain = folder / "plain"
     plain.write_bytes(content)
     with Output(folder, "frame") as output:
-        zipped.zip_file(plain, output, threads)
+        zstd.zip_file(plain, output, threads)
         output.publish(folder / "shard.zst")
     return folder / "shard.zst"
 
@@ -27,11 +28,11 @@ def frame(folder: Path, content: bytes = CONTENT, threads: int = 1) -> Path:
 @pytest.mark.parametrize("content", [b"", b"x", CONTENT[:1025], CONTENT], ids=len)
 def test_what_is_zipped_comes_back(content: bytes, tmp_path: Path) -> None:
     path = frame(tmp_path, content)
-    assert zipped.unzip(path, len(content)).tobytes() == content
-    assert zipped.content_size(path) == len(content)
-    with zipped.unzipping(path) as stream:
+    assert zstd.unzip(path, len(content)).tobytes() == content
+    assert zstd.content_size(path) == len(content)
+    with zstd.unzipping(path) as stream:
         assert stream.read() == content
-    assert zipped.head(path, 1000) == content[:1000]
+    assert zstd.head(path, 1000) == content[:1000]
 
 
 def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
@@ -43,10 +44,10 @@ def test_a_wish_to_stop_is_obeyed_while_a_large_shard_is_zipped(
 ) -> None:
     board = [0] * process.BOARD_SIZE
     monkeypatch.setattr(process, "board", board)
-    path = frame(tmp_path, bytes(5 * zipped.STEP))
+    path = frame(tmp_path, bytes(5 * zstd.STEP))
     assert board[process.BEAT] >= 5, "each step is a sign of life"
     board[process.BEAT] = 0
-    zipped.unzip(path, 5 * zipped.STEP)
+    zstd.unzip(path, 5 * zstd.STEP)
     assert board[process.BEAT] > 0
 
     board[process.STOP] = 1
@@ -66,7 +67,7 @@ def test_a_frame_that_is_cut_short_is_an_error(keep: int, tmp_path: Path) -> Non
     path = frame(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ShardError, match=r"shard\.zst"):
-        zipped.unzip(path, len(CONTENT))
+        zstd.unzip(path, len(CONTENT))
 
 
 def test_the_head_of_a_frame_that_ends_before_it_is_an_error(tmp_path: Path) -> None:
@@ -74,10 +75,10 @@ def test_the_head_of_a_frame_that_ends_before_it_is_an_error(tmp_path: Path) -> 
     whole = path.read_bytes()
     path.write_bytes(whole[:1000])
     with pytest.raises(ShardError, match="cut short"):
-        zipped.head(path, 1024)
+        zstd.head(path, 1024)
     # What is cut off behind it is not looked at.
     path.write_bytes(whole[:-1])
-    assert zipped.head(path, 1024) == CONTENT[:1024]
+    assert zstd.head(path, 1024) == CONTENT[:1024]
 
 
 def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_flipped_bit_is_an_error(tmp_path: Path) -> None:
     for at in (0, 4, 6, 9, len(raw) // 2, len(raw) - 1):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
         with pytest.raises(ShardError, match=r"shard\.zst"):
-            zipped.unzip(path, len(CONTENT))
+            zstd.unzip(path, len(CONTENT))
 
 
 def test_a_frame_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
@@ -95,14 +96,14 @@ def test_a_frame_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     compressor = zstandard.ZstdCompressor(write_checksum=True)
     path.write_bytes(compressor.compress(bytes(50_000_000)))
     with pytest.raises(ShardError, match="50,000,000"):
-        zipped.unzip(path, 1_000_000)
+        zstd.unzip(path, 1_000_000)
 
 
 def test_what_follows_a_frame_is_an_error(tmp_path: Path) -> None:
     path = frame(tmp_path)
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(ShardError, match="follows"):
-        zipped.unzip(path, len(CONTENT))
+        zstd.unzip(path, len(CONTENT))
 
 
 @pytest.mark.parametrize(("size", "checksum"), [(False, True), (True, False)])
@@ -111,4 +112,4 @@ def test_a_frame_that_proves_nothing_is_refused(size: bool, checksum: bool, tmp_
     compressor = zstandard.ZstdCompressor(write_content_size=size, write_checksum=checksum)
     path.write_bytes(compressor.compress(CONTENT))
     with pytest.raises(ShardError):
-        zipped.unzip(path, len(CONTENT))
+        zstd.unzip(path, len(CONTENT))

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fwconvert
-from fwconvert.store import names
-from fwconvert import shard
+from fwconvert.shards import shard
 from fwconvert.errors import ManifestError
+from fwconvert.store import names
 from fwconvert.verify import verify
 from fwconvert.vocabulary import find
 

@@ -21,15 +21,15 @@ import errno
 import hashlib
 import mmap
 import os
+import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Self
+
 from fwconvert import files
 from fwconvert.errors import OutputError, message
 

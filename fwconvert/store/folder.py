@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fwconvert.store import atomic, names
 from fwconvert import files
 from fwconvert.errors import OutputError, UsageError, message
+from fwconvert.store import atomic, names
 
 if sys.platform == "win32":
     import msvcrt

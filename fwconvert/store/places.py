@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from fwconvert import files, records
 from fwconvert.errors import ManifestError
-from fwconvert.store.folder import RunFolder
 from fwconvert.records import Record
+from fwconvert.store.folder import RunFolder
 
 
 class Places(Record, frozen=True, tag="fwconvert places 1"):

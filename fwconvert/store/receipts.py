@@ -12,10 +12,10 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from fwconvert.store import atomic
 from fwconvert import records
 from fwconvert.errors import ManifestError, message
 from fwconvert.records import Part, Record
+from fwconvert.store import atomic
 
 
 class Sidecar(Part, frozen=True):

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from fwconvert import limits, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 from fwconvert.store.sessions import Session
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from fwconvert.store import atomic, names, run_manifest
 from fwconvert import files, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import Receipt
 from fwconvert.recipe import Recipe, Rules, SourceShard
 from fwconvert.records import Record
+from fwconvert.store import atomic, names, run_manifest
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Receipt
 
 
 class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):

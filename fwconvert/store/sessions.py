@@ -20,9 +20,9 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import ManifestError, message
-from fwconvert.store.folder import RunFolder
 from fwconvert.recipe import is_safe
 from fwconvert.records import Record
+from fwconvert.store.folder import RunFolder
 
 # One a minute for a week.
 _MOST = 10_000

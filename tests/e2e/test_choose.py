@@ -359,8 +359,8 @@ def forged_receipt(out: Path, name: str, recipe_id: str) -> tuple[str, bytes]:
     """Return a receipt as if it were of another recipe, with a digest that fits."""
     import msgspec  # noqa: PLC0415
 
-    from fwconvert.store import receipts  # noqa: PLC0415
     from fwconvert import records  # noqa: PLC0415
+    from fwconvert.store import receipts  # noqa: PLC0415
 
     path = receipt_of(out, name)
     made = msgspec.structs.replace(records.read(path, receipts.Receipt), recipe_id=recipe_id, digest="")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert import zipped
+from fwconvert.shards import zstd
 from fwconvert.errors import ShardError
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000", "--compress", "zstd")
@@ -81,7 +81,7 @@ def test_no_command_unpacks_a_bomb_among_the_shards_of_a_run(numbers: dict[str, 
 
 def test_zeros_are_unpacked_up_to_the_size_of_an_ordinary_shard(tmp_path: Path) -> None:
     path = bomb(tmp_path / "a_train_0.bin.zst", 10**6)
-    assert len(zipped.unzip(path, 2**30)) == 1024 + 2 * 10**6
+    assert len(zstd.unzip(path, 2**30)) == 1024 + 2 * 10**6
 
 
 # What may stand where a frame should.
@@ -102,7 +102,7 @@ def test_more_than_one_frame_is_refused(put: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.bin.zst"
     path.write_bytes(put(zstandard.ZstdCompressor(write_checksum=True).compress(bytes(5000))))
     with pytest.raises(ShardError, match=r"x\.bin"):
-        zipped.unzip(path, 10**6)
+        zstd.unzip(path, 10**6)
 
 
 def test_a_frame_that_wants_a_dictionary_is_refused(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_frame_that_wants_a_dictionary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.bin.zst"
     path.write_bytes(zstandard.ZstdCompressor(dict_data=known, write_checksum=True).compress(samples[0]))
     with pytest.raises(ShardError, match="dictionary"):
-        zipped.unzip(path, 10**6)
+        zstd.unzip(path, 10**6)
 
 
 def test_a_frame_whose_readers_must_remember_gigabytes_is_refused(tmp_path: Path) -> None:
@@ -125,6 +125,6 @@ def test_a_frame_whose_readers_must_remember_gigabytes_is_refused(tmp_path: Path
     frame[5] = (31 - 10) << 3
     path.write_bytes(frame)
     with pytest.raises(ShardError, match="memory"):
-        zipped.unzip(path, 10**8)
-    with pytest.raises(ShardError, match="memory"), zipped.unzipping(path, zipped.OWN_WINDOW) as stream:
+        zstd.unzip(path, 10**8)
+    with pytest.raises(ShardError, match="memory"), zstd.unzipping(path, zstd.OWN_WINDOW) as stream:
         stream.read(10)

@@ -24,9 +24,9 @@ from runner import PRIVATE
 
 from fwconvert import needs, records, source
 from fwconvert.errors import SourceError, UsageError
-from fwconvert.store.receipts import Receipt
 from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
 from fwconvert.request import make_recipe
+from fwconvert.store.receipts import Receipt
 
 TEXTS = [*corpus.documents(0, 12), *corpus.ODD]
 

@@ -13,7 +13,8 @@ import pytest
 import runner
 from spoiled_runs import InlineEngine
 
-from fwconvert import pack, tails
+from fwconvert.shards import cutting
+from fwconvert import tails
 from fwconvert.errors import FwconvertError
 
 
@@ -31,8 +32,8 @@ def without_the_last(pieces: Iterator[Any]) -> Iterator[Any]:
 def test_a_source_that_loses_tokens_is_given_up_and_nothing_of_it_published(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = pack.cut
-    monkeypatch.setattr(pack, "cut", lambda *words: without_the_last(cut(*words)))
+    cut = cutting.cut
+    monkeypatch.setattr(cutting, "cut", lambda *words: without_the_last(cut(*words)))
 
     done = runner.convert(sources, tmp_path / "out", tokenizer="bytes", shard_tokens=100)
 

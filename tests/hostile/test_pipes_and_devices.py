@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert.store import names, receipts, saved_recipe
 from fwconvert import vocabulary
+from fwconvert.store import names, receipts, saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
 

@@ -21,8 +21,9 @@ import runner
 from hub_faults import Answer, Body, Exchange, Faults, Origin, Request
 from hub_server import COMMIT, REPO
 
-from fwconvert.store import receipts as receipt, saved_recipe
 from fwconvert import records
+from fwconvert.store import receipts as receipt
+from fwconvert.store import saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 

@@ -34,8 +34,8 @@ from verified import (
     write_sources,
 )
 
-from fwconvert.store import names
 from fwconvert import scan, verify_shard
+from fwconvert.store import names
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.verify import verify

@@ -22,8 +22,9 @@ from verified import (
     write_entries,
 )
 
+from fwconvert.shards import shard
+from fwconvert import verify_shard
 from fwconvert.store import names
-from fwconvert import shard, verify_shard
 from fwconvert.vocabulary import find
 
 # --- EOT before each document

@@ -17,7 +17,8 @@ from verified import (
     told,
 )
 
-from fwconvert import scan, shard, verify_shard
+from fwconvert import scan, verify_shard
+from fwconvert.shards import shard
 from fwconvert.formats import Format
 from fwconvert.recipe import TokenType
 

@@ -10,8 +10,8 @@ import pytest
 from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
 
 from fwconvert import catalog, records
-from fwconvert.store import receipts, saved_recipe, sessions
 from fwconvert.errors import ManifestError
+from fwconvert.store import receipts, saved_recipe, sessions
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 TRICKS = (

@@ -18,14 +18,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, process, zipped
-from fwconvert.store import names
-from fwconvert.store.atomic import Output
+from fwconvert import files, process
+from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
-from fwconvert.pack import Piece
+from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules, TokenType
-from fwconvert.sidecars import Spans, sidecar_parts
+from fwconvert.shards.sidecars import Spans, sidecar_parts
+from fwconvert.store import names
+from fwconvert.store.atomic import Output
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
 INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
@@ -129,7 +130,7 @@ class ShardWriter:
     def _zip(self) -> None:
         """Compress the finished body. Only whole shards are, because a frame tells its size first."""
         self.file = Output(self._folder, self._label)
-        zipped.zip_file(self.body.temporary, self.file, self._threads)
+        zstd.zip_file(self.body.temporary, self.file, self._threads)
         self.file.finish()
         self.body.discard()
 
@@ -173,14 +174,14 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
         with io.BufferedReader(files.open_to_read(path)) as file:
             yield file
         return
-    with zipped.unzipping(path, zipped.OWN_WINDOW) as content:
-        yield io.BufferedReader(content, zipped.STEP)
+    with zstd.unzipping(path, zstd.OWN_WINDOW) as content:
+        yield io.BufferedReader(content, zstd.STEP)
 
 
 def token_count(path: Path, token_type: TokenType, kind: Format) -> int:
     """Return how many tokens a token shard has, after its header and its size have been checked."""
     if path.suffix == ZIPPED:
-        head, size = zipped.head(path, kind.header_bytes), zipped.content_size(path)
+        head, size = zstd.head(path, kind.header_bytes), zstd.content_size(path)
     else:
         head, size = _head(path, kind.header_bytes)
     return _check_tokens(path, token_type, kind, head, size)
@@ -200,7 +201,7 @@ def _unzipped(path: Path, kind: Format, width: int) -> NDArray[np.uint8]:
 
 @lru_cache(1)  # Who reads a shard in steps unpacks it once.
 def _kept(path: Path, most: int, *_state: int) -> NDArray[np.uint8]:
-    return zipped.unzip(path, most)
+    return zstd.unzip(path, most)
 
 
 def _check_tokens(path: Path, token_type: TokenType, kind: Format, head: bytes, size: int) -> int:

@@ -1,27 +1,96 @@
-"""Read the stream of one source out of the token shards of a run.
+"""The stream of one source in a run: in which token shards its tokens stand, in order.
+
+Pure arithmetic. A source's stream is what its job gave: the tokens of its own
+token shards by block, then its part of the joined ones. `stream_reader` reads it.
+
+Read the stream of one source out of the token shards of a run.
 
 A file is hashed before anything in it is believed, once in a process while it
 stays the same file. It is mapped for a moment and a part of it copied, so that
 memory does not grow with the size of a token shard.
 """
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+import msgspec
+from fwconvert.errors import ManifestError, message
+from fwconvert.store.receipts import ShardLine
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
-
-from fwconvert import files, process, shard, stream, vocabulary
+from fwconvert import files, process, vocabulary
+from fwconvert.shards import shard
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import ShardLine
 from fwconvert.recipe import Rules
-from fwconvert.stream import Passage
+from fwconvert.store.folder import RunFolder
+
+@dataclass(frozen=True)
+class Passage:
+    """A run of tokens of one source in one token shard."""
+
+    shard: ShardLine
+    # The first of the tokens: in the token shard, and in the stream of the source.
+    first: int
+    start: int
+    tokens: int
+
+    @property
+    def end(self) -> int:
+        """Where the next passage starts in the stream."""
+        return self.start + self.tokens
+
+
+def passages(shards: Iterable[ShardLine], sources: int) -> list[tuple[Passage, ...]]:
+    """Return the passages of each source. `shards` stand in the order in which they were cut.
+
+    Raises ManifestError if the segments of a shard cannot be.
+    """
+    found: list[list[Passage]] = [[] for _ in range(sources)]
+    lengths: Counter[int] = Counter()
+    for shard in shards:
+        # Passages go to workers, and the segments of all sources would go with each.
+        alone = msgspec.structs.replace(shard, segments=())
+        for source, first, end in _segments(shard, sources):
+            found[source].append(Passage(alone, first, lengths[source], end - first))
+            lengths[source] += end - first
+    return [tuple(one) for one in found]
+
+
+def _segments(shard: ShardLine, sources: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the source, the first token and the end of each segment."""
+    firsts = [first for _, first in shard.segments]
+    bounds = [*firsts, shard.tokens]
+    rising = all(one < other for one, other in pairwise(bounds))
+    if firsts[:1] != [0] or not rising or not all(0 <= source < sources for source, _ in shard.segments):
+        raise ManifestError(
+            message("a token shard has segments that cannot be", file=shard.name, segments=shard.segments)
+        )
+    for (source, first), end in zip(shard.segments, bounds[1:], strict=True):
+        yield source, first, end
+
+
+def between(stream: Sequence[Passage], begin: int, end: int) -> Iterator[Passage]:
+    """Yield what a stream has from token `begin` to `end`, passage by passage."""
+    at = max(0, bisect_right(stream, begin, key=lambda passage: passage.start) - 1)
+    for passage in islice(stream, at, None):
+        first, last = max(begin, passage.start), min(end, passage.end)
+        if first < last:
+            yield Passage(passage.shard, passage.first + first - passage.start, first, last - first)
+        elif passage.start >= end:
+            return
+
+
+def length(stream: Sequence[Passage]) -> int:
+    """Return how many tokens a stream has."""
+    return stream[-1].end if stream else 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +120,7 @@ class StreamReader:
         self._folder = RunFolder(run)
         self._rules = rules
         self._passages = passages
-        self.length = stream.length(passages)
+        self.length = length(passages)
         self.eot = vocabulary.find(rules.tokenizer).eot
 
     def tokens(self, begin: int, end: int) -> NDArray[Any]:
@@ -59,7 +128,7 @@ class StreamReader:
         begin, end = max(0, begin), max(0, min(end, self.length))
         tokens = np.empty(max(0, end - begin), shard.numpy_type(self._rules.token_type))
         # Copied one by one: a map that is kept is an open file, and a document may span thousands of shards.
-        for passage in stream.between(self._passages, begin, end):
+        for passage in between(self._passages, begin, end):
             part = self._shard(passage.shard)[passage.first : passage.first + passage.tokens]
             tokens[passage.start - begin : passage.end - begin] = part
         return tokens
@@ -67,7 +136,7 @@ class StreamReader:
     def documents(self, begin: int, end: int) -> Documents:
         """Return the documents that start from `begin` to `end`."""
         starts, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for passage in stream.between(self._passages, begin, end):
+        for passage in between(self._passages, begin, end):
             entries = self._entries(passage)
             starts.append(entries["start"].astype(np.int64) + (passage.start - passage.first))
             rows.append(entries["row"].astype(np.int64))
@@ -76,7 +145,7 @@ class StreamReader:
     def document_at(self, position: int) -> Document:
         """Return the document that has the token at `position`, however many shards it spans."""
         number, found = 0, None
-        for passage in stream.between(self._passages, 0, position + 1):
+        for passage in between(self._passages, 0, position + 1):
             entries = self._entries(passage)
             if len(entries):
                 found = passage, entries[-1]
@@ -98,7 +167,7 @@ class StreamReader:
 
     def place(self, position: int) -> tuple[str, int]:
         """Return the token shard that has a token of the stream, and where."""
-        (passage,) = stream.between(self._passages, position, position + 1)
+        (passage,) = between(self._passages, position, position + 1)
         return passage.shard.name, passage.first
 
     def _document(self, number: int, passage: Passage, entry: Any) -> Document:
@@ -110,7 +179,7 @@ class StreamReader:
 
     def _end(self, start: int) -> tuple[int, bool]:
         """Return where a document ends, as far as it is there: at the next one, or with the stream."""
-        for passage in stream.between(self._passages, start + 1, self.length):
+        for passage in between(self._passages, start + 1, self.length):
             if not passage.shard.sha256:
                 return passage.start, False
             entries = self._entries(passage)

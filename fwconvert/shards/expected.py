@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fwconvert import limits, pack, vocabulary
-from fwconvert.store import names, run_manifest
+from fwconvert import limits, vocabulary
+from fwconvert.shards import cutting
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.store.folder import RunFolder
-from fwconvert.join import JoinedShard, joined_shards
-from fwconvert.store.receipts import Absorbed
+from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.recipe import Recipe, Rules, check_rules
+from fwconvert.store import names, run_manifest
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import Absorbed
 from fwconvert.store.run_manifest import JobLine, RunManifest
 
 # So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
@@ -156,7 +157,7 @@ class Account:
     def _own(self, index: int, tokens: int) -> Iterator[Expected]:
         rules = self.manifest.rules
         for block, size in enumerate(blocks(rules, index, tokens)):
-            is_val = block == 0 and pack.has_validation(rules, index)
+            is_val = block == 0 and cutting.has_validation(rules, index)
             split: names.Split = "val" if is_val else "train"
             name = names.job_shard(rules, split, index, block, plain=self._plain)
             yield Expected(name, split, size, ((index, 0),))
@@ -177,7 +178,7 @@ def read(folder: RunFolder) -> RunManifest:
 
 def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
     """Yield the sizes of the blocks that a job's tokens fill."""
-    for size in pack.block_sizes(rules, index):
+    for size in cutting.block_sizes(rules, index):
         if tokens < size:
             return
         tokens -= size
@@ -186,6 +187,6 @@ def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
 
 def tail(rules: Rules, index: int, tokens: int) -> int:
     """Return how many of a job's tokens are its tail; at once, however many they are."""
-    sizes = pack.block_sizes(rules, index)
+    sizes = cutting.block_sizes(rules, index)
     first, second = next(sizes), next(sizes)
     return tokens if tokens < first else (tokens - first) % second

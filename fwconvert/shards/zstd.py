@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files, process
-from fwconvert.store.atomic import Output
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
+from fwconvert.store.atomic import Output
 
 STEP = 4 * 2**20
 # So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.

@@ -1,0 +1,1 @@
+"""Token shards: cutting, writing, reading, and the files beside them."""
