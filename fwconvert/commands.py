@@ -112,7 +112,7 @@ def plan(args: argparse.Namespace) -> int:
 
 def pin(args: argparse.Namespace) -> int:
     """Make a source manifest."""
-    from fwconvert import pin as pinning  # noqa: PLC0415
+    from fwconvert.sources import pin as pinning  # noqa: PLC0415
 
     pinning.check_output(args.output)  # before all the work
     try:

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process, sieve, source, tokenizer, vocabulary
+from fwconvert import process, tokenizer, vocabulary
 from fwconvert.ahead import ahead
 from fwconvert.errors import SourceError, message
 from fwconvert.fast import FastTokenizer
 from fwconvert.orders import ConvertOrder
-from fwconvert.shards.cutting import Batch
 from fwconvert.recipe import Encoder, Rules
+from fwconvert.shards.cutting import Batch
+from fwconvert.sources import filters, parquet
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts
 
@@ -45,8 +46,8 @@ class Documents:
     def batches(self) -> Iterator[Batch]:
         """Yield the documents in order, each with its separator."""
         context, file = self._order.context, self._order.file
-        total = source.row_count(file)
-        texts = source.batches(file, context.rules.text_column, sieve.of(context.rules))
+        total = parquet.row_count(file)
+        texts = parquet.batches(file, context.rules.text_column, filters.of(context.rules))
         for whole in ahead(texts, _AHEAD) if context.threads > 1 else texts:
             batch = self._within_documents(whole)
             encoded = self._tokenizer.encode(batch.texts)
@@ -59,7 +60,7 @@ class Documents:
             if self._limited:
                 return
 
-    def _within_documents(self, batch: source.TextBatch) -> source.TextBatch:
+    def _within_documents(self, batch: parquet.TextBatch) -> parquet.TextBatch:
         """Return the batch up to the first document that is too many, if one is."""
         most = self._order.allowed_documents
         if most is None or len(batch.rows) <= most - self._documents:
@@ -68,8 +69,8 @@ class Documents:
         return batch.until(int(batch.rows[most - self._documents]))
 
     def _within_tokens(
-        self, batch: source.TextBatch, stream: tokenizer.Stream
-    ) -> tuple[source.TextBatch, tokenizer.Tokens]:
+        self, batch: parquet.TextBatch, stream: tokenizer.Stream
+    ) -> tuple[parquet.TextBatch, tokenizer.Tokens]:
         """Return the batch and its tokens up to the limit, if it is reached; the last document may be cut."""
         most = self._order.allowed_tokens
         if most is None or len(stream.tokens) <= most - self._tokens:
@@ -96,7 +97,7 @@ class Documents:
             cut=self._cut,
         )
 
-    def _count(self, batch: source.TextBatch, tokens: int) -> None:
+    def _count(self, batch: parquet.TextBatch, tokens: int) -> None:
         self._rows += batch.seen
         self._documents += len(batch.rows)
         self._nulls += batch.null_rows
@@ -106,7 +107,7 @@ class Documents:
         self._tokens += tokens
         process.show_text(self._tokens, self._text_bytes)
 
-    def _audit(self, batch: source.TextBatch, encoded: tokenizer.Encoded) -> None:
+    def _audit(self, batch: parquet.TextBatch, encoded: tokenizer.Encoded) -> None:
         """Compare a sample of the documents with the reference, unless it made them."""
         if not isinstance(self._tokenizer, FastTokenizer):
             return
@@ -127,7 +128,7 @@ class Documents:
             "pass --encoder reference, and please report the document",
             source=self._order.source.path,
             row=row,
-            id=source.identity(file, row),
+            id=parquet.identity(file, row),
         )
 
 

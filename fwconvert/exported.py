@@ -15,8 +15,8 @@ from fwconvert import process
 from fwconvert.errors import ShardError, message
 from fwconvert.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
-from fwconvert.store.receipts import Counts
 from fwconvert.shards.stream import Documents, StreamReader
+from fwconvert.store.receipts import Counts
 
 # Tokens at a time: a few MB.
 STEP = 2**21

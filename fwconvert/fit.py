@@ -14,14 +14,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fwconvert import footers, records
-from fwconvert.catalog import LOCAL
+from fwconvert import records
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
-from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
-from fwconvert.patience import Patience
-from fwconvert.ranges import RangedFile
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.sources import footers
+from fwconvert.sources.catalog import LOCAL
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.ranged import RangedFile
+from fwconvert.sources.hub.retry import Patience
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder
 

@@ -17,10 +17,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED
 from fwconvert.recipe import TokenType
+from fwconvert.shards import zstd
 from fwconvert.shards.shard import map_array, numpy_type
 
 Kind = Literal["llmc", "npy", "raw"]

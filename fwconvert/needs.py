@@ -6,11 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fwconvert import catalog, footers, plan
+from fwconvert import plan
 from fwconvert.errors import UsageError, message
 from fwconvert.limits import Amount
 from fwconvert.origin import LocalOrigin, Origin
 from fwconvert.recipe import Options, Recipe
+from fwconvert.sources import catalog, footers
 from fwconvert.store.folder import RunFolder
 
 _FOOTERS_READ = 100

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from fwconvert.recipe import Encoder, Rules, SourceShard
+from fwconvert.shards.stream import Passage
 from fwconvert.store import names
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
-from fwconvert.shards.stream import Passage
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from fwconvert import catalog, fetch, files
+from fwconvert import files
 from fwconvert.errors import HubError, SourceError, Stopped
-from fwconvert.fetch import Fetching
-from fwconvert.hub import Dataset
 from fwconvert.orders import ConvertOrder, Failure, Unfetched
 from fwconvert.recipe import SourceManifest, SourceShard
+from fwconvert.sources import catalog
+from fwconvert.sources.hub import download
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.download import Fetching
 from fwconvert.store import atomic, names
 from fwconvert.store.receipts import Receipt
 
@@ -86,7 +88,7 @@ def other_sha256(path: Path, receipt: Receipt) -> str | None:
 
     Hashed only if its size or its time is another: it may be a terabyte of files.
     """
-    from fwconvert.source import prove  # noqa: PLC0415  # loads pyarrow
+    from fwconvert.sources.parquet import prove  # noqa: PLC0415  # loads pyarrow
 
     if not path.exists():
         return None
@@ -140,7 +142,7 @@ class LocalOrigin:
 
 def _out_of_reach(path: Path) -> str:
     """Return why a file is not to be had, or ""; whether it is a good one is the worker's affair."""
-    from fwconvert.source import reading  # noqa: PLC0415  # loads pyarrow
+    from fwconvert.sources.parquet import reading  # noqa: PLC0415  # loads pyarrow
 
     try:
         with reading(path):
@@ -355,7 +357,7 @@ class HubOrigin:
         return self._ahead < terms.prefetch and self._held < terms.prefetch + terms.workers
 
     def _part_name(self, source: SourceShard) -> str:
-        return fetch.part_name(source, self._fetching.dataset.revision)
+        return download.part_name(source, self._fetching.dataset.revision)
 
     def _parts(self) -> Path:
         return self._private if self._keep is None else self._keep / ".parts"

@@ -14,10 +14,10 @@ from pathlib import Path
 from fwconvert import driver, needs, process, request, strays
 from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.hub import Dataset
 from fwconvert.origin import Origin
-from fwconvert.patience import Patience, patiently
 from fwconvert.recipe import Options, Recipe, check_rules
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.retry import Patience, patiently
 from fwconvert.store import atomic, places, run_manifest, sessions
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import Quarantined

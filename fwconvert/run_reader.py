@@ -9,14 +9,13 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.shards import expected, stream
 from fwconvert.shards.expected import Account, Expected
-from fwconvert.errors import ManifestError, UsageError, message
+from fwconvert.shards.stream import Document, Passage, StreamReader
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.shards.stream import Passage
-from fwconvert.shards.stream import Document, StreamReader
 
 
 @dataclass(frozen=True)

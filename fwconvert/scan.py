@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.shards import shard
 from fwconvert.errors import ShardError
 from fwconvert.recipe import Rules
+from fwconvert.shards import shard
 from fwconvert.vocabulary import Vocabulary
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert.shards import shard
 from fwconvert import tokenizer, vocabulary
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.run_reader import RunReader
+from fwconvert.shards import shard
 from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine

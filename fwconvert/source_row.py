@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import catalog, source, tokenizer, vocabulary
+from fwconvert import tokenizer, vocabulary
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
-from fwconvert.hub import Dataset
-from fwconvert.ranges import RangedFile
 from fwconvert.recipe import Rules, SourceShard
 from fwconvert.run_reader import Located, RunReader
+from fwconvert.sources import catalog, parquet
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.ranged import RangedFile
 from fwconvert.store import places
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
@@ -110,19 +111,19 @@ def _answer(question: _Question) -> Told:
     """Return what a row says of itself; raise SourceError if it gives other tokens."""
     copy, text_column = question.copy, question.rules.text_column
     if isinstance(copy.place, Path):
-        there = source.size_of(copy.place)
+        there = parquet.size_of(copy.place)
         if there != copy.file.bytes:
             raise SourceError(_another(copy.name, f"it has {there:,} bytes"))
-        row = source.read_row(copy.place, copy.name, question.row, text_column)
+        row = parquet.read_row(copy.place, copy.name, question.row, text_column)
     else:
         remote = RangedFile(Dataset(*copy.place), copy.file)
-        row = source.read_row(remote, copy.name, question.row, text_column)
+        row = parquet.read_row(remote, copy.name, question.row, text_column)
     if not _gives(row, question):
         raise SourceError(_another(copy.name, f"row {question.row:,} has another text"))
     return Told(row.id, row.url)
 
 
-def _gives(row: source.Row, question: _Question) -> bool:
+def _gives(row: parquet.Row, question: _Question) -> bool:
     """Tell whether a row's text gives the tokens of the document, as far as they are there."""
     encoder = tokenizer.load(vocabulary.find(question.rules.tokenizer), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens

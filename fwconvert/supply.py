@@ -10,9 +10,9 @@ from typing import Protocol
 
 from fwconvert import encoders, needs, trial, vocabulary
 from fwconvert.fit import Footers, refuse_other_folder
-from fwconvert.hub import Dataset
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.recipe import Options, Recipe
+from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.work import Observer

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from fwconvert import credible, files, limits, records
 from fwconvert.errors import ManifestError, Stopped, message
-from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.plan import most_shards
 from fwconvert.recipe import Recipe, Rules, default_workers
+from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.store import names, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine

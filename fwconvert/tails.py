@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
 from fwconvert.orders import JoinOrder
-from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules
-from fwconvert.shards.shard import map_array, numpy_type, opened, read_array, read_index, tail_index_type, token_count
+from fwconvert.shards.cutting import Piece
+from fwconvert.shards.shard import (
+    map_array,
+    numpy_type,
+    opened,
+    read_array,
+    read_index,
+    tail_index_type,
+    token_count,
+)
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, Segment
 

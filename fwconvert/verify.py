@@ -15,10 +15,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from fwconvert import records, strays, vocabulary
-from fwconvert.shards.expected import Account, Expected
-from fwconvert.shards.expected import read as read_manifest
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import default_workers
+from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import read as read_manifest
 from fwconvert.store import names, receipts, run_manifest
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt

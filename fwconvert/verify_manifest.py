@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from fwconvert import limits, vocabulary
-from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import Recipe, Rules
+from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
 from fwconvert.store import names
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.shards import shard
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.recipe import Rules
 from fwconvert.scan import STEP, Scan
+from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder

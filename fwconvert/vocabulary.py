@@ -23,8 +23,8 @@ from pathlib import Path
 from fwconvert import files
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.patience import Passing
 from fwconvert.recipe import TokenType
+from fwconvert.sources.hub.retry import Passing
 from fwconvert.store import atomic
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
@@ -202,12 +202,12 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
 
 def _downloaded(url: str) -> bytes:
     """Return what is at an address; raise OSError if it is not to be had, or is no table."""
-    from fwconvert import exchange, hub_client  # noqa: PLC0415  (as above)
+    from fwconvert.sources.hub import client, http  # noqa: PLC0415  (as above)
 
-    api = hub_client.client()
+    api = client.client()
     found, ends = bytearray(), time.monotonic() + _MOST_SECONDS
     try:
-        with exchange.opened(hub_client.plain_session(), url, {}, _CALL_SECONDS) as reply:
+        with http.opened(client.plain_session(), url, {}, _CALL_SECONDS) as reply:
             if reply.status != 200 or reply.encoding:
                 raise OSError(f"the server answers {reply.status} {reply.encoding}".strip())
             for part in reply:

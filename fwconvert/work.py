@@ -16,13 +16,13 @@ import msgspec
 from fwconvert import records
 from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.leftovers import Leftovers
 from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
 from fwconvert.rations import Rations
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.store import atomic, names, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder

@@ -14,14 +14,15 @@ from contextlib import ExitStack
 
 import msgspec
 
-from fwconvert.shards import cutting
-from fwconvert import process, source
+from fwconvert import process
 from fwconvert.addresses import plain
 from fwconvert.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
 from fwconvert.exported import ExportedDocuments
 from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
+from fwconvert.sources import parquet
 from fwconvert.store import atomic, names, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
@@ -65,7 +66,7 @@ def convert(order: ConvertOrder) -> Receipt:
             process.stop_if_asked()
         proof = proving.result()
         if order.exported is None:
-            source.unchanged(order.file, proof)
+            parquet.unchanged(order.file, proof)
         made = blocks.finish(documents, proof)
         blocks.publish(folder)
     receipts.publish(made, folder.receipt(order.key), folder.temporary)
@@ -129,7 +130,7 @@ class _Blocks:
             self._full.append(self._current)
             self._current = self._open()
 
-    def finish(self, documents: Documents | ExportedDocuments, proof: source.Proof) -> Receipt:
+    def finish(self, documents: Documents | ExportedDocuments, proof: parquet.Proof) -> Receipt:
         """Bring what is left to the disk as the tail; return the receipt of it all."""
         context, tail, counts = self._order.context, self._current, documents.counts()
         tail.finish()
@@ -218,16 +219,16 @@ def _beating(batches: Iterator[cutting.Batch]) -> Iterator[cutting.Batch]:
         yield batch
 
 
-def _prove(order: ConvertOrder) -> source.Proof:
+def _prove(order: ConvertOrder) -> parquet.Proof:
     """Hash the source, unless whoever fetched it has, and compare it with what is known of it."""
     wanted = order.source
     if order.exported is not None:
         # No decision rests on the time alone: whoever has the file will hash it.
-        proof = source.Proof(order.exported.sha256, order.exported.bytes, 0)
+        proof = parquet.Proof(order.exported.sha256, order.exported.bytes, 0)
     elif order.proven and wanted.sha256 is not None:
-        proof = source.look(order.file, wanted.sha256)
+        proof = parquet.look(order.file, wanted.sha256)
     else:
-        proof = source.prove(order.file, process.stop_if_asked)
+        proof = parquet.prove(order.file, process.stop_if_asked)
     if proof.bytes != wanted.bytes or wanted.sha256 not in (None, proof.sha256):
         raise SourceError(
             message(

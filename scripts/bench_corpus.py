@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fwconvert import source, tokenizer, vocabulary
+from fwconvert import tokenizer, vocabulary
+from fwconvert.sources import parquet
 
 ROW_GROUP = 1_000
 DOCUMENT_BYTES = 4_900  # about the mean, as in FineWeb-Edu
@@ -111,7 +112,7 @@ class _Writer:
     def write(self, texts: pa.Array) -> None:
         rows = range(self._rows, self._rows + len(texts))
         self._rows += len(texts)
-        self.text_bytes += source.TextBatch(texts, np.empty(0, np.int64), 0, 0, 0).text_bytes
+        self.text_bytes += parquet.TextBatch(texts, np.empty(0, np.int64), 0, 0, 0).text_bytes
         columns: list[Any] = [texts, [f"<urn:uuid:{row:032x}>" for row in rows], ["made-up"] * len(rows)]
         columns += [[f"https://made.example/{row}.html" for row in rows], ["made-up/0.warc.gz"] * len(rows)]
         columns += [
@@ -180,7 +181,7 @@ def _padded(pieces: list[bytes], width: int) -> NDArray[np.uint8]:
 def _endless(sources: list[str]) -> Iterator[pa.Array]:
     while True:
         for path in sources:
-            for batch in source.batches(Path(path), "text"):
+            for batch in parquet.batches(Path(path), "text"):
                 yield batch.texts
 
 

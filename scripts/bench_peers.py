@@ -21,8 +21,8 @@ import tiktoken
 from bench_ways import Counts, counts, rank_table, texts
 from numpy.typing import NDArray
 
-from fwconvert.shards import shard
 from fwconvert import vocabulary
+from fwconvert.shards import shard
 from fwconvert.tokenizer import EOT_TEXT, parse_ranks
 
 Array = NDArray[Any]

@@ -21,9 +21,10 @@ from types import ModuleType
 from typing import Any
 
 import fwconvert
-from fwconvert import engine, fast, source, tokenizer
-from fwconvert.shards import cutting, shard
+from fwconvert import engine, fast, tokenizer
 from fwconvert.recipe import EncoderChoice
+from fwconvert.shards import cutting, shard
+from fwconvert.sources import parquet
 
 
 class Clock:
@@ -114,7 +115,7 @@ def _instrumented(clock: Clock) -> Iterator[None]:
     sha256 = hashlib.sha256
     places: list[tuple[ModuleType | type, str, Any]] = [
         (engine, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1)),
-        (source, "batches", clock.generator("decode", source.batches)),
+        (parquet, "batches", clock.generator("decode", parquet.batches)),
         (tokenizer, "place_eot", clock.function("place EOT, cut", tokenizer.place_eot)),
         (cutting, "cut", clock.generator("place EOT, cut", cutting.cut)),
         (shard.ShardWriter, "write", clock.function("write", shard.ShardWriter.write)),

@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fwconvert import encoders, source, vocabulary
+from fwconvert import encoders, vocabulary
 from fwconvert import tokenizer as reference
+from fwconvert.sources import parquet as source
 
 Counts: TypeAlias = "Counter[str]"
 Encode: TypeAlias = Callable[[pa.Array], int]
@@ -32,7 +33,7 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 def texts(path: Path) -> Iterator[pa.Array]:
-    """Yield the text column as fwconvert.source reads it, but for its checks."""
+    """Yield the text column as fwconvert.sources.parquet reads it, but for its checks."""
     with pq.ParquetFile(
         path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
     ) as parquet:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import formats, loader_files, needs, sieve, source, vocabulary, where
-from fwconvert.shards import shard, zstd
+from fwconvert import formats, loader_files, needs, vocabulary, where
 from fwconvert.errors import FwconvertError
 from fwconvert.fit import Footers
 from fwconvert.loader_files import Expected
 from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
-from fwconvert.sieve import Sieve
+from fwconvert.shards import shard, zstd
+from fwconvert.sources import filters
+from fwconvert.sources import parquet as source
+from fwconvert.sources.filters import Sieve
 from fwconvert.store.folder import RunFolder
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
@@ -40,7 +42,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         "bytes", known.sha256, "before", "uint16", "text", 300, 0, "independent", "llmc", "a", 3,
         where="score > 1.0 or language == 'en'",
     )  # fmt: skip
-    options, chosen = Options(scratch / "out", root=scratch, workers=1), sieve.of(rules)
+    options, chosen = Options(scratch / "out", root=scratch, workers=1), filters.of(rules)
 
     def read(data: bytes) -> object:
         path.write_bytes(data)

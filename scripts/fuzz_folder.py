@@ -17,24 +17,14 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import (
-    catalog,
-    export_run,
-    records,
-    show,
-    status,
-    survey,
-    trace,
-    verify,
-    verify_shard,
-    vocabulary,
-)
-from fwconvert.demo import Corpus
+from fwconvert import export_run, records, show, status, survey, trace, verify, verify_shard, vocabulary
 from fwconvert.errors import FwconvertError
 from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.run import SilentObserver
 from fwconvert.shards.shard import header
+from fwconvert.sources import catalog
+from fwconvert.sources.demo import Corpus
 from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar

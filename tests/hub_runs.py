@@ -22,8 +22,8 @@ import corpus
 import runner
 from hub_server import REPO, HubServer, Seen
 
-from fwconvert import catalog
 from fwconvert.recipe import SourceManifest
+from fwconvert.sources import catalog
 from fwconvert.store import names
 
 FOLDER = "sample/10BT"

@@ -1,4 +1,4 @@
-"""The promises of fwconvert.catalog."""
+"""The promises of fwconvert.sources.catalog."""
 
 import os
 import sys
@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fwconvert import catalog, records
+from fwconvert import records
 from fwconvert.errors import ManifestError, UsageError
 from fwconvert.recipe import SourceManifest, SourceShard, Totals
+from fwconvert.sources import catalog
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 needs_permissions = pytest.mark.skipif(

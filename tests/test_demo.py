@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fwconvert
-from fwconvert import demo, records
+from fwconvert import records
 from fwconvert.errors import OutputError
+from fwconvert.sources import demo
 from fwconvert.store import atomic
 
 # Of all texts in order, each followed by a zero byte. Another value needs another demo.NAME.

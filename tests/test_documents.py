@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 from examples import rules_with
 
-from fwconvert import documents, source
+from fwconvert import documents
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
 from fwconvert.fast import FastTokenizer
 from fwconvert.orders import ConvertOrder, RunContext
 from fwconvert.recipe import Encoder, SourceShard
+from fwconvert.sources import parquet
 from fwconvert.store.folder import RunFolder
 from fwconvert.tokenizer import Encoded
 
@@ -108,7 +109,7 @@ def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_ba
         order = ConvertOrder(context, SourceShard("a", 1), 0, file, False, most, tokens)
         seen = []
         for size in (1, 2, 3, 7, 2048):
-            monkeypatch.setattr(source, "MOST_BATCH_ROWS", size)
+            monkeypatch.setattr(parquet, "MOST_BATCH_ROWS", size)
             *found, reading = tokens_of(order)
             seen.append((found, reading.counts()))
         assert all(each == seen[0] for each in seen)

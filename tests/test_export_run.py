@@ -20,10 +20,11 @@ import runner
 from runner import PRIVATE, Notices, shards, tree
 
 import fwconvert
-from fwconvert import catalog, pin, records
+from fwconvert import records
 from fwconvert.cli import main
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
 from fwconvert.recipe import Options
+from fwconvert.sources import catalog, pin
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 CHANGES: list[dict[str, Any]] = [

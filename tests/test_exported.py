@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from runner import sha256
 
 from fwconvert import exported
-from fwconvert.shards import stream as stream_reader
 from fwconvert.errors import ShardError
 from fwconvert.exported import ExportedDocuments
 from fwconvert.orders import ConvertOrder, Exported, RunContext
 from fwconvert.recipe import EotSide, Rules, SourceShard
+from fwconvert.shards import stream as stream_reader
+from fwconvert.shards.stream import StreamReader, passages
 from fwconvert.store.receipts import Counts, ShardLine
-from fwconvert.shards.stream import passages
-from fwconvert.shards.stream import StreamReader
 
 EOT = 256
 TEXTS = st.lists(st.integers(1, 9), max_size=8)

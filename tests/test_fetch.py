@@ -25,8 +25,8 @@ from hub_faults import nobody
 from hub_runs import environment
 from hub_server import COMMIT, REPO, HubServer, Seen
 
-from fwconvert.fetch import part_name
 from fwconvert.recipe import SourceShard
+from fwconvert.sources.hub.download import part_name
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 

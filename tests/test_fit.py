@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import runner
 
-from fwconvert import patience
 from fwconvert.errors import HubError, UsageError
+from fwconvert.sources.hub import retry
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 # What is asked for, and what must be told of it.
@@ -96,15 +96,15 @@ class Unwaited(threading.Event):
 
 @pytest.mark.parametrize("trouble", ["an answer that does not come", "a server that asks for a minute"])
 def test_a_look_is_over_in_time(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "endpoint", lambda: "https://example.org")
-    patient = patience.Patience(99, Unwaited(), lambda _: None, most=0.2)
+    monkeypatch.setattr(retry, "endpoint", lambda: "https://example.org")
+    patient = retry.Patience(99, Unwaited(), lambda _: None, most=0.2)
     over = threading.Event()
 
     def ask() -> None:
         if "asks" in trouble:
-            raise patience.Passing("the server answers 429", 60)
+            raise retry.Passing("the server answers 429", 60)
         over.wait()
 
     with pytest.raises(HubError, match="too long"):
-        patience.patiently(ask, "a footer", patient)
+        retry.patiently(ask, "a footer", patient)
     over.set()

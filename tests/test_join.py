@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fwconvert import tails as tails_module
 from fwconvert.errors import ShardError
-from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.orders import JoinOrder, RunContext
 from fwconvert.recipe import Layout, Rules, TokenType
+from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, Segment
 from fwconvert.tails import joined_pieces

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fwconvert import catalog, records
+from fwconvert import records
 from fwconvert.recipe import SourceManifest, Totals
+from fwconvert.sources import catalog
 
 FOLDER = Path(__file__).parent.parent / "manifests"
 REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"

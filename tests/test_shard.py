@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwconvert import formats
-from fwconvert.shards import shard
 from fwconvert.errors import OutputError, ShardError
-from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules, TokenType
+from fwconvert.shards import shard
+from fwconvert.shards.cutting import Piece
 from fwconvert.shards.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type
 
 TYPES: tuple[TokenType, ...] = get_args(TokenType)

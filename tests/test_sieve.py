@@ -17,8 +17,9 @@ from examples import rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import sieve, source, where
+from fwconvert import where
 from fwconvert.errors import SourceError
+from fwconvert.sources import filters, parquet
 from fwconvert.where import Among, Arithmetic, Call, Chain, Column, IsNull, Logic, Negative, Node, Not, Value
 
 Row = dict[str, Any]
@@ -159,7 +160,7 @@ def test_batches_are_sieved_as_python_sieves_rows(node: Node, rows: list[Row]) -
         (node, Logic("or", (IsNull(Column("i"), negated=False), Chain(Column("i"), (("==", Column("i")),))))),
     )
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
-    made = sieve.Sieve(node)
+    made = filters.Sieve(node)
 
     made.check(SCHEMA, Path("x"))
     kept = made.kept(batch, Path("x")).tolist()
@@ -168,7 +169,7 @@ def test_batches_are_sieved_as_python_sieves_rows(node: Node, rows: list[Row]) -
 
 
 def test_nothing_is_asked_of_rows_without_a_filter() -> None:
-    assert sieve.of(rules_with()) is None
+    assert filters.of(rules_with()) is None
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_all_of_the_conditions_must_hold(rules: Row, kept: list[int]) -> None:
     batch = pa.RecordBatch.from_pydict(
         {"score": [2.0, 1.9999, None, 2.5, float("nan")], "int_score": [2, None, None, 3, 3]}
     )
-    made = sieve.of(rules_with(**rules))
+    made = filters.of(rules_with(**rules))
 
     assert made is not None
     assert made.kept(batch, Path("x")).tolist() == kept
@@ -210,7 +211,7 @@ def test_any_type_of_number_is_a_number(kind: pa.DataType) -> None:
         ("x * 2 > 5", [2]),
         ("x / 2 == 0.5", [0]),
     ):
-        assert sieve.Sieve(where.parse(text)).kept(batch, Path("x")).tolist() == kept
+        assert filters.Sieve(where.parse(text)).kept(batch, Path("x")).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_any_type_of_text_is_a_text(kind: pa.DataType) -> None:
         ("contains(x, 'e')", [0, 2]), ("startswith(x, 'e')", [0]), ("endswith(x, 'e')", [2]),
         ("x is None", [1]),
     ):  # fmt: skip
-        assert sieve.Sieve(where.parse(text)).kept(batch, Path("x")).tolist() == kept
+        assert filters.Sieve(where.parse(text)).kept(batch, Path("x")).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_any_type_of_text_is_a_text(kind: pa.DataType) -> None:
 )  # fmt: skip
 def test_a_column_of_nulls_alone_is_null(text: str, kept: list[int]) -> None:
     batch = pa.RecordBatch.from_arrays([pa.nulls(2), pa.array([1, 2])], ["n", "i"])
-    made = sieve.Sieve(where.parse(text))
+    made = filters.Sieve(where.parse(text))
 
     made.check(batch.schema, Path("x"))
     assert made.kept(batch, Path("x")).tolist() == kept
@@ -252,14 +253,14 @@ def test_a_whole_number_that_overflows_is_an_error_and_no_other_number(text: str
     batch = pa.RecordBatch.from_pydict(columns)
 
     with pytest.raises(SourceError, match=r"overflow|not in range"):
-        sieve.Sieve(where.parse(text)).kept(batch, Path("some.parquet"))
+        filters.Sieve(where.parse(text)).kept(batch, Path("some.parquet"))
 
 
 def test_large_whole_numbers_are_compared_exactly() -> None:
     batch = pa.RecordBatch.from_pydict({"x": [2**53, 2**53 + 1]})
 
-    assert sieve.Sieve(where.parse("x > 9007199254740992")).kept(batch, Path("x")).tolist() == [1]
-    assert sieve.Sieve(where.parse("x in (9007199254740993,)")).kept(batch, Path("x")).tolist() == [1]
+    assert filters.Sieve(where.parse("x > 9007199254740992")).kept(batch, Path("x")).tolist() == [1]
+    assert filters.Sieve(where.parse("x in (9007199254740993,)")).kept(batch, Path("x")).tolist() == [1]
 
 
 @pytest.fixture
@@ -267,8 +268,8 @@ def file(tmp_path: Path) -> Path:
     return corpus.write(tmp_path / "a.parquet", ["zero", None, "", "three", "four"])
 
 
-def sieved(file: Path, text: str) -> source.TextBatch:
-    (batch,) = source.batches(file, "text", sieve.Sieve(where.parse(text)))
+def sieved(file: Path, text: str) -> parquet.TextBatch:
+    (batch,) = parquet.batches(file, "text", filters.Sieve(where.parse(text)))
     return batch
 
 
@@ -316,7 +317,7 @@ def test_a_file_without_rows_must_have_the_columns_too(tmp_path: Path) -> None:
     empty = corpus.write(tmp_path / "a.parquet", [])
 
     with pytest.raises(SourceError, match="no such column"):
-        list(source.batches(empty, "text", sieve.Sieve(where.parse("nothing > 1"))))
+        list(parquet.batches(empty, "text", filters.Sieve(where.parse("nothing > 1"))))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +426,6 @@ def test_only_the_columns_that_are_asked_for_are_read(file: Path, monkeypatch: p
         return real(self, *args, columns=columns, **how)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spied)
-    list(source.batches(file, "text"))
+    list(parquet.batches(file, "text"))
     sieved(file, "score > 1 and len(text) > 0 and score < 9")
     assert asked == [["text"], ["text", "score"]]

@@ -16,9 +16,9 @@ from examples import unhurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwconvert import source
 from fwconvert.errors import SourceError, Stopped
 from fwconvert.plan import Size
+from fwconvert.sources import parquet
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 
@@ -41,7 +41,7 @@ def write(path: Path, column: Any, **options: Any) -> Path:
 def documents(path: Path, column: str = "text") -> Found:
     return [
         pair
-        for batch in source.batches(path, column)
+        for batch in parquet.batches(path, column)
         for pair in zip(batch.rows.tolist(), batch.texts.to_pylist(), strict=True)
     ]
 
@@ -76,7 +76,7 @@ def test_every_codec_row_group_size_and_page_version_is_read(
     )
 
     assert documents(path) == naive(TEXTS)
-    assert source.row_count(path) == len(TEXTS)
+    assert parquet.row_count(path) == len(TEXTS)
 
 
 def encoded(texts: Sequence[str | None]) -> list[bytes | None]:
@@ -110,7 +110,7 @@ def test_every_type_of_text_column_is_read(
     path = write(tmp_path / "x.parquet", make(TEXTS), store_schema=store_schema, row_group_size=rows)
 
     assert documents(path) == naive(TEXTS)
-    assert source.footer(path).rows == len(TEXTS)
+    assert parquet.footer(path).rows == len(TEXTS)
 
 
 def test_a_dictionary_column_comes_back_as_a_dictionary_and_is_read(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_rows_and_counts_are_right_with_nulls_and_empty_texts_anywhere(
     path = tmp_path_factory.mktemp("rows") / "x.parquet"
     write(path, pa.array(texts, pa.string()), row_group_size=rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "MOST_BATCH_ROWS", step)
-        batches = list(source.batches(path, "text"))
+        patch.setattr(parquet, "MOST_BATCH_ROWS", step)
+        batches = list(parquet.batches(path, "text"))
 
     found = [pair for b in batches for pair in zip(b.rows.tolist(), b.texts.to_pylist(), strict=True)]
     assert found == naive(texts)
@@ -159,7 +159,7 @@ def test_a_batch_has_about_as_much_text_whatever_the_documents_are(
 ) -> None:
     texts = [f"{number:03}".ljust(size, "x") for number in range(30_000_000 // max(size, 100_000))]
     path = write(tmp_path / "x.parquet", pa.array(texts), compression="none")
-    found = source.batch_rows(pq.read_metadata(path))
+    found = parquet.batch_rows(pq.read_metadata(path))
     assert rows * 0.95 <= found <= rows * 1.05
 
 
@@ -168,7 +168,7 @@ def test_texts_come_as_string_or_large_string(tmp_path: Path, large: bool) -> No
     kind = pa.large_string() if large else pa.string()
     path = write(tmp_path / "x.parquet", pa.array(TEXTS, kind))
 
-    assert {batch.texts.type for batch in source.batches(path, "text")} == {kind}
+    assert {batch.texts.type for batch in parquet.batches(path, "text")} == {kind}
 
 
 def test_a_text_longer_than_a_page_and_a_buffer_is_whole(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_a_file_without_a_document_is_read_and_counted(
     tmp_path: Path, column: Any, nulls: int, empties: int
 ) -> None:
     path = write(tmp_path / "x.parquet", column, row_group_size=4)
-    batches = list(source.batches(path, "text"))
+    batches = list(parquet.batches(path, "text"))
 
     assert documents(path) == []
-    assert sum(batch.seen for batch in batches) == len(column) == source.row_count(path)
+    assert sum(batch.seen for batch in batches) == len(column) == parquet.row_count(path)
     assert sum(batch.null_rows for batch in batches) == nulls
     assert sum(batch.empty_rows for batch in batches) == empties
     assert sum(batch.text_bytes for batch in batches) == 0
@@ -211,7 +211,7 @@ def test_a_file_without_a_row_group_is_read(tmp_path: Path) -> None:
 
     assert pq.ParquetFile(path).metadata.num_row_groups == 0
     assert documents(path) == []
-    assert source.footer(path) == Size(0, 0)
+    assert parquet.footer(path) == Size(0, 0)
 
 
 def test_a_file_with_an_empty_row_group_between_others_is_read(tmp_path: Path) -> None:
@@ -340,11 +340,11 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path, place: str) -> None:
 
     refused(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        source.row_count(path)
+        parquet.row_count(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        source.footer(path)
+        parquet.footer(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        source.prove(path, lambda: None)
+        parquet.prove(path, lambda: None)
 
 
 def not_utf8(kind: Any) -> Any:
@@ -391,14 +391,14 @@ def test_no_kind_of_invalid_utf8_passes(tmp_path: Path, bad: bytes) -> None:
 def test_the_rows_of_invalid_text_are_named_and_those_before_it_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "MOST_BATCH_ROWS", 2048)
+    monkeypatch.setattr(parquet, "MOST_BATCH_ROWS", 2048)
     values = [b"good"] * 5000
     values[3000] = b"\xff"
     path = write(tmp_path / "x.parquet", pa.array(values, pa.binary()))
     seen: list[int] = []
 
     with pytest.raises(SourceError) as caught:
-        seen.extend(batch.seen for batch in source.batches(path, "text"))
+        seen.extend(batch.seen for batch in parquet.batches(path, "text"))
 
     first = sum(seen)
     assert first == 2048
@@ -505,7 +505,7 @@ def test_a_footer_that_promises_other_rows_than_there_are_is_refused(tmp_path: P
     # In thrift's compact protocol num_rows is an i64 behind the schema: 0x16, then the zigzag number.
     at = raw.index(b"\x16\x80\x01", begin)
     path.write_bytes(raw[:at] + b"\x16\x82\x01" + raw[at + 3 :])
-    assert source.row_count(path) == 65
+    assert parquet.row_count(path) == 65
 
     told = refused(path)
 
@@ -518,7 +518,7 @@ def test_a_footer_says_how_much_text_there_is(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, row_group_size=300)
 
-    found = source.footer(path)
+    found = parquet.footer(path)
 
     assert found.rows == 1000
     # Plain pages hold four bytes of length and the text for each row, and little else.
@@ -541,7 +541,7 @@ def test_a_file_is_proven_by_its_sha256_size_and_time(tmp_path: Path) -> None:
     path.write_bytes(content)
     ticks: list[None] = []
 
-    proof = source.prove(path, lambda: ticks.append(None))
+    proof = parquet.prove(path, lambda: ticks.append(None))
 
     assert proof.sha256 == hashlib.sha256(content).hexdigest()
     assert proof.bytes == len(content)
@@ -556,7 +556,7 @@ def test_proving_stops_when_the_tick_raises(tmp_path: Path) -> None:
         raise Stopped("stopped by the user")
 
     with pytest.raises(Stopped):
-        source.prove(tmp_path / "x", stop)
+        parquet.prove(tmp_path / "x", stop)
 
 
 @pytest.mark.parametrize("change", ["longer", "touched", "gone"])
@@ -564,8 +564,8 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"content")
     os.utime(path, ns=(10**18, 10**18))
-    proof = source.prove(path, lambda: None)
-    source.unchanged(path, proof)
+    proof = parquet.prove(path, lambda: None)
+    parquet.unchanged(path, proof)
 
     if change == "longer":
         path.write_bytes(b"content and more")
@@ -576,7 +576,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
         path.unlink()
 
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        source.unchanged(path, proof)
+        parquet.unchanged(path, proof)
 
 
 MEASURE = """

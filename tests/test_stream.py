@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import ManifestError
-from fwconvert.store.receipts import ShardLine
 from fwconvert.shards.stream import Passage, between, length, passages
+from fwconvert.store.receipts import ShardLine
 
 SHARDS = st.lists(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4), max_size=6

@@ -9,8 +9,8 @@ import pytest
 import zstandard
 
 from fwconvert import process
-from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, Stopped
+from fwconvert.shards import zstd
 from fwconvert.store.atomic import Output
 
 CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()

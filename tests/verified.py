@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fwconvert
-from fwconvert.shards import shard
 from fwconvert.errors import ManifestError
+from fwconvert.shards import shard
 from fwconvert.store import names
 from fwconvert.verify import verify
 from fwconvert.vocabulary import find

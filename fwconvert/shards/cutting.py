@@ -17,16 +17,15 @@ disk beyond the tails themselves.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, repeat
-import numpy as np
-from numpy.typing import NDArray
-from fwconvert.recipe import Rules
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fwconvert.recipe import Rules
 from fwconvert.store.names import Split
 from fwconvert.store.receipts import Absorbed, Receipt, Segment
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fwconvert import limits, vocabulary
-from fwconvert.shards import cutting
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.recipe import Recipe, Rules, check_rules
+from fwconvert.shards import cutting
+from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed

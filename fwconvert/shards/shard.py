@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files, process
-from fwconvert.shards import zstd
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
-from fwconvert.shards.cutting import Piece
 from fwconvert.recipe import Rules, TokenType
+from fwconvert.shards import zstd
+from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import names
 from fwconvert.store.atomic import Output

@@ -10,27 +10,27 @@ stays the same file. It is mapped for a moment and a part of it copied, so that
 memory does not grow with the size of a token shard.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
-import msgspec
-from fwconvert.errors import ManifestError, message
-from fwconvert.store.receipts import ShardLine
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from fwconvert import files, process, vocabulary
-from fwconvert.shards import shard
-from fwconvert.errors import ShardError, UsageError, message
+from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.recipe import Rules
+from fwconvert.shards import shard
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.receipts import ShardLine
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -55,10 +55,10 @@ def passages(shards: Iterable[ShardLine], sources: int) -> list[tuple[Passage, .
     """
     found: list[list[Passage]] = [[] for _ in range(sources)]
     lengths: Counter[int] = Counter()
-    for shard in shards:
+    for line in shards:
         # Passages go to workers, and the segments of all sources would go with each.
-        alone = msgspec.structs.replace(shard, segments=())
-        for source, first, end in _segments(shard, sources):
+        alone = msgspec.structs.replace(line, segments=())
+        for source, first, end in _segments(line, sources):
             found[source].append(Passage(alone, first, lengths[source], end - first))
             lengths[source] += end - first
     return [tuple(one) for one in found]

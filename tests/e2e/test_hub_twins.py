@@ -15,7 +15,7 @@ from hub_runs import bodies, conversion, place_name, run, running, sources
 from hub_server import REPO, HubServer
 from runner import assert_tidy_end
 
-from fwconvert import catalog
+from fwconvert.sources import catalog
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
 

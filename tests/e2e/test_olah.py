@@ -23,7 +23,7 @@ from hub_runs import assert_whole, conversion, run
 from hub_server import COMMIT, REPO, HubServer
 from runner import assert_tidy_end
 
-from fwconvert import demo
+from fwconvert.sources import demo
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
 

@@ -13,9 +13,10 @@ import thrift_footers as thrift
 from hub_server import COMMIT, REPO, HubServer
 from spoiled_runs import linux_only
 
-from fwconvert import footers, records, source
+from fwconvert import records
 from fwconvert.errors import SourceError
 from fwconvert.recipe import SourceManifest, SourceShard, Totals
+from fwconvert.sources import footers, parquet
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000")
 # Of the worker: the file that ends it must not take the machine with it.
@@ -69,9 +70,9 @@ def test_a_footer_whose_end_cannot_be_is_refused_by_name(end: str, tmp_path: Pat
     sources = corpus.equal_sources(tmp_path / "sources", files=1, rows=20)
     bad = thrift.write(sources / "bad.parquet", bytes(50), said, magic)
     with pytest.raises(SourceError, match=reason):
-        source.footer(bad)
+        parquet.footer(bad)
     with pytest.raises(SourceError, match=reason):
-        list(source.batches(bad, "text"))
+        list(parquet.batches(bad, "text"))
 
     ended = bounded.run("--source", sources, "--out", tmp_path / "out", *RECIPE, "--workers", "1")
 
@@ -87,7 +88,7 @@ def test_a_large_footer_of_an_honest_file_tells_what_it_has(tmp_path: Path) -> N
     wide = {f"a column with the number {number}": pa.array(["x"] * 20) for number in range(500)}
     table = pa.table({"text": corpus.documents(0, 20), **wide})
     pq.write_table(table, sources / "wide.parquet", row_group_size=1)
-    assert source.footer_bytes(sources / "wide.parquet") > footers._SMALL_BYTES
+    assert parquet.footer_bytes(sources / "wide.parquet") > footers._SMALL_BYTES
     flags = ("--source", sources, "--out", tmp_path / "out", *RECIPE)
 
     planned = bounded.run("plan", *flags, "--json")
@@ -138,7 +139,7 @@ def test_a_row_that_is_a_bomb_is_unpacked_in_a_process_of_its_own(tmp_path: Path
     pq.write_table(bomb_of, tmp_path / "bomb", compression="zstd", use_dictionary=False)
     bomb = (tmp_path / "bomb").read_bytes()
     assert len(bomb) <= size
-    begin = source.footer_bytes(tmp_path / "bomb") + 8
+    begin = parquet.footer_bytes(tmp_path / "bomb") + 8
     good.write_bytes(bomb[:-begin] + bytes(size - len(bomb)) + bomb[-begin:])
 
     place = min((tmp_path / "out").glob("*.bin")).name
@@ -158,7 +159,7 @@ def test_the_smallest_of_sources_is_not_read_in_the_driver_either(tmp_path: Path
     pq.write_table(pa.table({"text": once}), tmp_path / "bomb", **how)
     bomb, size = (tmp_path / "bomb").read_bytes(), good.stat().st_size
     assert len(bomb) < 1000 < size < 2**13
-    begin = source.footer_bytes(tmp_path / "bomb") + 8
+    begin = parquet.footer_bytes(tmp_path / "bomb") + 8
     good.write_bytes(bomb[:-begin] + bytes(size - len(bomb)) + bomb[-begin:])
 
     place = min((tmp_path / "out").glob("*.bin")).name

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert.shards import zstd
 from fwconvert.errors import ShardError
+from fwconvert.shards import zstd
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000", "--compress", "zstd")
 TOKENS = 600 * 10**6

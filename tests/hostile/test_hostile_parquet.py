@@ -22,10 +22,11 @@ import pytest
 import runner
 from runner import PRIVATE
 
-from fwconvert import needs, records, source
+from fwconvert import needs, records
 from fwconvert.errors import SourceError, UsageError
 from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
 from fwconvert.request import make_recipe
+from fwconvert.sources import parquet
 from fwconvert.store.receipts import Receipt
 
 TEXTS = [*corpus.documents(0, 12), *corpus.ODD]
@@ -244,7 +245,7 @@ def test_no_flipped_bit_of_a_pinned_source_gets_through(tmp_path: Path) -> None:
 
 def is_readable(path: Path) -> bool:
     try:
-        return sum(batch.seen for batch in source.batches(path, "text")) > 0
+        return sum(batch.seen for batch in parquet.batches(path, "text")) > 0
     except SourceError:
         return False
 
@@ -452,7 +453,7 @@ def test_a_column_of_another_type_is_refused(column: pa.Array, store_schema: boo
     pq.write_table(pa.table({"text": column}), path, store_schema=store_schema)
 
     with pytest.raises(SourceError, match="no such text column"):
-        list(source.batches(path, "text"))
+        list(parquet.batches(path, "text"))
 
 
 # What a file may say that its text was before it became parquet.

@@ -13,9 +13,9 @@ import pytest
 import runner
 from spoiled_runs import InlineEngine
 
-from fwconvert.shards import cutting
 from fwconvert import tails
 from fwconvert.errors import FwconvertError
+from fwconvert.shards import cutting
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from verified import (
     write_entries,
 )
 
-from fwconvert.shards import shard
 from fwconvert import verify_shard
+from fwconvert.shards import shard
 from fwconvert.store import names
 from fwconvert.vocabulary import find
 

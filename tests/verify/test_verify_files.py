@@ -18,9 +18,9 @@ from verified import (
 )
 
 from fwconvert import scan, verify_shard
-from fwconvert.shards import shard
 from fwconvert.formats import Format
 from fwconvert.recipe import TokenType
+from fwconvert.shards import shard
 
 
 def cut_short(path: Path) -> None:

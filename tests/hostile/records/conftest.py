@@ -9,8 +9,9 @@ import pytest
 import runner
 from spoiled_runs import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
 
-from fwconvert import catalog, records
+from fwconvert import records
 from fwconvert.shards import shard
+from fwconvert.sources import catalog
 from fwconvert.store import receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
 
-from fwconvert import catalog, records
+from fwconvert import records
 from fwconvert.errors import ManifestError
+from fwconvert.sources import catalog
 from fwconvert.store import receipts, saved_recipe, sessions
 from fwconvert.store.receipts import JoinReceipt, Receipt
 

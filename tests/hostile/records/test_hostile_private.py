@@ -14,8 +14,8 @@ from runner import PRIVATE
 from spoiled_runs import Runs, assert_clean, assert_survived, command, copy_of, linux_only, posix, resumed
 
 from fwconvert import records
-from fwconvert.shards import shard
 from fwconvert.errors import FwconvertError
+from fwconvert.shards import shard
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.saved_recipe import SavedPlan
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from fwconvert import sieve, source
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError
 from fwconvert.plan import Size
 from fwconvert.recipe import Rules
+from fwconvert.sources import filters, parquet
 
 # The worst that was found takes 250 times its size, so this takes 130 MB.
 _SMALL_BYTES = 2**19
@@ -33,10 +33,10 @@ def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
     large = []
     for place in places:
         with suppress(SourceError):
-            if source.footer_bytes(place) > _SMALL_BYTES:
+            if parquet.footer_bytes(place) > _SMALL_BYTES:
                 large.append(place)
             else:
-                found[place] = source.footer(place, _SMALL_ELEMENTS)
+                found[place] = parquet.footer(place, _SMALL_ELEMENTS)
     # Several ask, one after the other, and a process takes a second.
     state = tuple(_state(place) for place in large)
     return {**found, **_large_sizes(tuple(large), state)} if large else found
@@ -47,9 +47,9 @@ def check_columns(file: Path | io.RawIOBase, name: str, rules: Rules) -> None:
 
     Raises SourceError, with `name`, if the footer cannot be read.
     """
-    footer = source.read_footer(file, name)
+    footer = parquet.read_footer(file, name)
     if len(footer) <= _SMALL_BYTES:
-        source.check_columns(footer, name, rules.text_column, sieve.of(rules), _SMALL_ELEMENTS)
+        parquet.check_columns(footer, name, rules.text_column, filters.of(rules), _SMALL_ELEMENTS)
         return
     try:
         call_apart(_check_columns, (footer, name, rules), _GUARD)
@@ -79,10 +79,10 @@ def _sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
     found = {}
     for place in places:
         with suppress(SourceError):
-            found[place] = source.footer(place)
+            found[place] = parquet.footer(place)
     return found
 
 
 def _check_columns(asked: tuple[bytes, str, Rules]) -> None:
     footer, name, rules = asked
-    source.check_columns(footer, name, rules.text_column, sieve.of(rules))
+    parquet.check_columns(footer, name, rules.text_column, filters.of(rules))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.errors import ColumnError, SourceError, message
 from fwconvert.plan import Size
-from fwconvert.sieve import Sieve
+from fwconvert.sources.filters import Sieve
 
 # What a batch should have of all columns. A batch costs the encoder about a millisecond, whatever is in
 # it: batches of 0.8 MB took a quarter more CPU. From 3 to 24 MB no difference is clear of the noise.

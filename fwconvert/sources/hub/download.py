@@ -17,10 +17,10 @@ from pathlib import Path
 
 from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
-from fwconvert.hub import Dataset
-from fwconvert.hub_client import endpoint
-from fwconvert.patience import Passing, Patience
 from fwconvert.recipe import SourceShard
+from fwconvert.sources.hub.client import endpoint
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.retry import Passing, Patience
 from fwconvert.store import atomic, names
 
 if sys.platform != "win32":

@@ -24,13 +24,13 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from fwconvert import exchange
 from fwconvert.addresses import plain
 from fwconvert.errors import HubError, SourceError, message
-from fwconvert.exchange import Reply
-from fwconvert.hub_client import client, endpoint, headers, session
-from fwconvert.patience import Found, Passing
 from fwconvert.recipe import SourceShard, is_commit
+from fwconvert.sources.hub import http
+from fwconvert.sources.hub.client import client, endpoint, headers, session
+from fwconvert.sources.hub.http import Reply
+from fwconvert.sources.hub.retry import Found, Passing
 
 PARQUET = ".parquet"
 # For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
@@ -133,7 +133,7 @@ class Dataset:
 
     def _ask(self, url: str, kind: type[Found], came: Came, path: str = "") -> _Page[Found]:
         """Return what the hub answers."""
-        with self._asking(path), exchange.opened(session(), url, headers(), _CALL_SECONDS) as reply:
+        with self._asking(path), http.opened(session(), url, headers(), _CALL_SECONDS) as reply:
             self._look_at(reply, path)
             raw = self._whole(reply, came)
             following = reply.next_page
@@ -174,7 +174,7 @@ class Dataset:
             wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
         timeout = client().constants.HF_HUB_DOWNLOAD_TIMEOUT
         url = self._file_address(path)
-        with self._asking(path), exchange.opened(session(), url, wanted, timeout) as reply:
+        with self._asking(path), http.opened(session(), url, wanted, timeout) as reply:
             if reply.status != _NOTHING_THERE:
                 self._look_at(reply, path)
             yield Answer(reply)

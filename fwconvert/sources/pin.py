@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from fwconvert import catalog, records, source
+from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.hub import Dataset
-from fwconvert.patience import Patience, patiently
 from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_dataset
+from fwconvert.sources import catalog, parquet
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.retry import Patience, patiently
 from fwconvert.store import atomic
 
 # A person is waiting, so less than a run has.
@@ -78,7 +79,7 @@ def _pin_local(folder: str, tell: Callable[[str], None], stop: threading.Event) 
     files = []
     for number, file in enumerate(manifest.files, 1):
         tell(f"hashing {number} of {len(manifest.files)}: {file.path}, {file.bytes:,} bytes")
-        proof = source.prove(root / file.path, lambda: _raise_if(stop))
+        proof = parquet.prove(root / file.path, lambda: _raise_if(stop))
         files.append(SourceShard(file.path, proof.bytes, proof.sha256))
     return msgspec.structs.replace(manifest, files=tuple(files), totals=_totals(files))
 

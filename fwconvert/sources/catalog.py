@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from fwconvert import files, records
@@ -89,7 +90,7 @@ def bare(manifest: SourceManifest, root: Path) -> dict[str, Path]:
 
 
 def _shipped() -> Path:
-    package = Path(__file__).parent
+    package = Path(str(resources.files("fwconvert")))
     inside = package / "manifests"
     return inside if inside.is_dir() else package.parent / "manifests"
 

@@ -1,0 +1,1 @@
+"""Where text comes from: files here, the hub, parquet, filters."""
