@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process, tokenizer, vocabulary
+from fwconvert import process
 from fwconvert.ahead import ahead
 from fwconvert.errors import SourceError, message
-from fwconvert.fast import FastTokenizer
 from fwconvert.orders import ConvertOrder
 from fwconvert.recipe import Encoder, Rules
 from fwconvert.shards.cutting import Batch
 from fwconvert.sources import filters, parquet
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts
+from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens.gigatoken import FastTokenizer
 
 _ONE_IN = 1000
 # Batches read ahead of the encoder when there are threads to do it.

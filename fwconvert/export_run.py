@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import formats, needs, plan, records, request, verify_manifest, vocabulary
+from fwconvert import formats, needs, plan, records, request, verify_manifest
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
 from fwconvert.orders import ConvertOrder, Exported
@@ -27,6 +27,7 @@ from fwconvert.run_reader import RunReader
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt
+from fwconvert.tokens import vocabulary
 from fwconvert.work import Observer, StopSwitch
 
 

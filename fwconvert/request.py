@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fwconvert import formats, records, vocabulary, where
+from fwconvert import formats, records, where
 from fwconvert import where as expression
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
@@ -24,6 +24,7 @@ from fwconvert.recipe import (
     check_rules,
 )
 from fwconvert.sources import catalog, demo
+from fwconvert.tokens import vocabulary
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import ShardError
 from fwconvert.recipe import Rules
 from fwconvert.shards import shard
-from fwconvert.vocabulary import Vocabulary
+from fwconvert.tokens.vocabulary import Vocabulary
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
 STEP = 2**20

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert import tokenizer, vocabulary
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.run_reader import RunReader
 from fwconvert.shards import shard
@@ -14,6 +13,7 @@ from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
+from fwconvert.tokens import tokenizer, vocabulary
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import tokenizer, vocabulary
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.recipe import Rules, SourceShard
@@ -22,6 +21,7 @@ from fwconvert.sources import catalog, parquet
 from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.sources.hub.ranged import RangedFile
 from fwconvert.store import places
+from fwconvert.tokens import tokenizer, vocabulary
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.

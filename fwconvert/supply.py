@@ -8,13 +8,14 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from fwconvert import encoders, needs, trial, vocabulary
+from fwconvert import needs
 from fwconvert.fit import Footers, refuse_other_folder
 from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.recipe import Options, Recipe
 from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
+from fwconvert.tokens import encoders, vocabulary
 from fwconvert.work import Observer
 
 
@@ -73,7 +74,7 @@ class Sources:
         """
         options = self._options
         known = vocabulary.find(self._recipe.rules.tokenizer)
-        encoder, reason = encoders.choose(options.encoder, known, trial.why_fast_fails)
+        encoder, reason = encoders.choose(options.encoder, known, encoders.why_fast_fails)
         if reason:
             observer.notice(reason)
         vocabulary.provide(known, folder.vocabularies)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fwconvert import records, tokenizer, vocabulary
+from fwconvert import records
 from fwconvert.errors import ManifestError, UsageError, message, printable
 from fwconvert.recipe import EotSide, parse_count
 from fwconvert.records import Part
@@ -11,6 +11,7 @@ from fwconvert.show import find_shard
 from fwconvert.source_row import Rows
 from fwconvert.store import names
 from fwconvert.store.receipts import ShardLine
+from fwconvert.tokens import tokenizer, vocabulary
 
 # Tokens of a document that are enough for its first words.
 _WORDS = 40

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import records, strays, vocabulary
+from fwconvert import records, strays
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import default_workers
 from fwconvert.shards.expected import Account, Expected
@@ -23,6 +23,7 @@ from fwconvert.store import names, receipts, run_manifest
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
+from fwconvert.tokens import vocabulary
 from fwconvert.verify_manifest import FILE
 from fwconvert.verify_manifest import problems as manifest_problems
 from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line

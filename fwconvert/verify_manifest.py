@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from fwconvert import limits, vocabulary
+from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
 from fwconvert.store import names
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
+from fwconvert.tokens import vocabulary
 from fwconvert.verify_shard import Problem, one_line
 
 FILE = "manifest.json"

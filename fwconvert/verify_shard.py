@@ -27,7 +27,7 @@ from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine, Sidecar
-from fwconvert.vocabulary import Vocabulary
+from fwconvert.tokens.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)  # There may be one for each of a million files.

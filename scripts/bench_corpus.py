@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fwconvert import tokenizer, vocabulary
 from fwconvert.sources import parquet
+from fwconvert.tokens import tokenizer, vocabulary
 
 ROW_GROUP = 1_000
 DOCUMENT_BYTES = 4_900  # about the mean, as in FineWeb-Edu

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fwconvert import fast, vocabulary
 from fwconvert.process import resident_bytes
+from fwconvert.tokens import gigatoken, vocabulary
 
 _COMMON = 60_000
 _NEW_SHARE = 0.02
@@ -57,9 +57,9 @@ def main() -> int:
     parser.add_argument("--unbounded", action="store_true", help="never make the encoder anew")
     given = parser.parse_args()
     if given.unbounded:
-        fast.MOST_REMEMBERED_BYTES = 2**62
+        gigatoken.MOST_REMEMBERED_BYTES = 2**62
     chosen = vocabulary.find("gpt2")
-    encoder = fast.FastTokenizer(chosen, vocabulary.read_table(chosen, Path()))
+    encoder = gigatoken.FastTokenizer(chosen, vocabulary.read_table(chosen, Path()))
     text, done, seconds, largest, shown = Text(), 0, 0.0, 0, 0.0
     print("| GB of text | MB now | MB at most | encoder made | MB/s |\n|--:|--:|--:|--:|--:|")
     while done < given.gigabytes * 1e9:

@@ -21,9 +21,9 @@ import tiktoken
 from bench_ways import Counts, counts, rank_table, texts
 from numpy.typing import NDArray
 
-from fwconvert import vocabulary
 from fwconvert.shards import shard
-from fwconvert.tokenizer import EOT_TEXT, parse_ranks
+from fwconvert.tokens import vocabulary
+from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks
 
 Array = NDArray[Any]
 

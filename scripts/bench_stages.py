@@ -21,10 +21,11 @@ from types import ModuleType
 from typing import Any
 
 import fwconvert
-from fwconvert import engine, fast, tokenizer
+from fwconvert import engine
 from fwconvert.recipe import EncoderChoice
 from fwconvert.shards import cutting, shard
 from fwconvert.sources import parquet
+from fwconvert.tokens import gigatoken, tokenizer
 
 
 class Clock:
@@ -135,7 +136,7 @@ def _instrumented(clock: Clock) -> Iterator[None]:
 
 
 def _encoders(clock: Clock) -> Iterator[tuple[type, str, Any]]:
-    kinds = (fast.FastTokenizer, "fast"), (tokenizer.ReferenceTokenizer, "reference")
+    kinds = (gigatoken.FastTokenizer, "fast"), (tokenizer.ReferenceTokenizer, "reference")
     for kind, name in kinds:
         yield kind, "encode", clock.function(f"encode ({name})", kind.encode)
         yield kind, "__init__", clock.function("load the tokenizer", kind.__init__)

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fwconvert import encoders, vocabulary
-from fwconvert import tokenizer as reference
 from fwconvert.sources import parquet as source
+from fwconvert.tokens import encoders, vocabulary
+from fwconvert.tokens import tokenizer as reference
 
 Counts: TypeAlias = "Counter[str]"
 Encode: TypeAlias = Callable[[pa.Array], int]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import formats, loader_files, needs, vocabulary, where
+from fwconvert import formats, loader_files, needs, where
 from fwconvert.errors import FwconvertError
 from fwconvert.fit import Footers
 from fwconvert.loader_files import Expected
@@ -18,6 +18,7 @@ from fwconvert.sources import filters
 from fwconvert.sources import parquet as source
 from fwconvert.sources.filters import Sieve
 from fwconvert.store.folder import RunFolder
+from fwconvert.tokens import vocabulary
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
 # A file of a few KB may be the text of a thousand pages; the first are like the others.

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import export_run, records, show, status, survey, trace, verify, verify_shard, vocabulary
+from fwconvert import export_run, records, show, status, survey, trace, verify, verify_shard
 from fwconvert.errors import FwconvertError
 from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Recipe, Rules
@@ -28,6 +28,7 @@ from fwconvert.sources.demo import Corpus
 from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
+from fwconvert.tokens import vocabulary
 from fwconvert.watching import StopSwitch
 from fwconvert.work import Work
 

@@ -23,7 +23,7 @@ from bench_rows import Row, Setup, Way, measure, prepare, ways
 from bench_stages import Clock
 from bench_table import growth_table, loader_table, markdown, rows_table, stages_table
 
-from fwconvert import vocabulary
+from fwconvert.tokens import vocabulary
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the benchmark wants wait4")
 

@@ -11,12 +11,12 @@ from examples import rules_with
 from fwconvert import documents
 from fwconvert.documents import Documents
 from fwconvert.errors import SourceError
-from fwconvert.fast import FastTokenizer
 from fwconvert.orders import ConvertOrder, RunContext
 from fwconvert.recipe import Encoder, SourceShard
 from fwconvert.sources import parquet
 from fwconvert.store.folder import RunFolder
-from fwconvert.tokenizer import Encoded
+from fwconvert.tokens.gigatoken import FastTokenizer
+from fwconvert.tokens.tokenizer import Encoded
 
 pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
 

@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fwconvert import doubtful
+from fwconvert.tokens import disagreements
 
-CODES = [code for first, last in doubtful.RANGES for code in range(first, last + 1)]
+CODES = [code for first, last in disagreements.RANGES for code in range(first, last + 1)]
 DOUBTFUL = frozenset(map(chr, CODES))
 NEIGHBOURS = [
     chr(code)
-    for first, last in doubtful.RANGES
+    for first, last in disagreements.RANGES
     for code in (first - 1, last + 1, first ^ 0x40, last ^ 0x1000)
     if chr(code) not in DOUBTFUL
 ]
@@ -39,7 +39,7 @@ def joined(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def found_in(texts: Sequence[str]) -> list[int]:
-    found = doubtful.documents(*joined(texts))
+    found = disagreements.documents(*joined(texts))
     assert found.dtype == np.int64
     return list(found)
 
@@ -51,7 +51,7 @@ def naive(texts: Sequence[str]) -> list[int]:
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed: there is nothing to be doubted")
-    return runpy.run_path(str(Path(__file__).parent.parent / "scripts/derive_doubtful.py"))
+    return runpy.run_path(str(Path(__file__).parent.parent / "scripts/derive_disagreements.py"))
 
 
 def test_the_table_is_that_of_the_installed_versions(script: dict[str, Any]) -> None:
@@ -60,11 +60,11 @@ def test_the_table_is_that_of_the_installed_versions(script: dict[str, Any]) -> 
     # Between these, a letter of either case, a digit, a mark and all else are cut in different ways.
     found = [script["derive"](pair, "!@A!@a!@Ab", together=256) for pair in pairs]
     assert found[0] == found[1] <= found[2]
-    assert tuple(script["as_ranges"](found[2])) == doubtful.RANGES
+    assert tuple(script["as_ranges"](found[2])) == disagreements.RANGES
 
 
 def test_the_script_writes_the_table_and_nothing_else(script: dict[str, Any]) -> None:
-    source = Path(doubtful.__file__).read_text("utf-8")
+    source = Path(disagreements.__file__).read_text("utf-8")
     changed = script["source_with"]([(0x41, 0x10FFFF)])
     before, _, after = source.partition("# First and last code point")
     assert changed.startswith(before)
@@ -72,9 +72,9 @@ def test_the_script_writes_the_table_and_nothing_else(script: dict[str, Any]) ->
 
 
 def test_the_table_is_in_order_and_its_ranges_do_not_touch() -> None:
-    ends = [end for pair in doubtful.RANGES for end in pair]
+    ends = [end for pair in disagreements.RANGES for end in pair]
     assert ends == sorted(ends)
-    assert all(last + 1 < first for (_, last), (first, _) in itertools.pairwise(doubtful.RANGES))
+    assert all(last + 1 < first for (_, last), (first, _) in itertools.pairwise(disagreements.RANGES))
 
 
 @unhurried
@@ -91,7 +91,7 @@ def test_a_slice_is_searched_as_if_it_were_alone(texts: list[str], data: st.Data
     begin = data.draw(st.integers(0, len(texts) - 1))
     end = data.draw(st.integers(begin, len(texts)))
     content, bounds = joined(texts)
-    found = doubtful.documents(content, bounds[begin : end + 1])
+    found = disagreements.documents(content, bounds[begin : end + 1])
     assert found.tolist() == naive(texts[begin:end])
 
 
@@ -99,7 +99,7 @@ def test_a_slice_is_searched_as_if_it_were_alone(texts: list[str], data: st.Data
 @given(TEXTS, st.integers(1, 9))
 def test_where_the_search_takes_a_new_part_makes_no_difference(texts: list[str], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doubtful, "_PART_BYTES", size)
+        patch.setattr(disagreements, "_PART_BYTES", size)
         assert found_in(texts) == naive(texts)
 
 
@@ -111,7 +111,7 @@ def test_every_code_point_is_told_from_every_other(dense: bool) -> None:
     assert found_in(texts) == naive(texts)
 
 
-@pytest.mark.parametrize("end", [end for pair in doubtful.RANGES for end in pair], ids="{:04X}".format)
+@pytest.mark.parametrize("end", [end for pair in disagreements.RANGES for end in pair], ids="{:04X}".format)
 def test_a_doubtful_character_at_the_edge_of_a_document_belongs_to_it_alone(end: int) -> None:
     char = chr(end)
     texts = ["", "a", f"{char}a", f"{CURLY}a", f"a{char}", "", f"{SMILE}a", char, "", char, char * 3]
@@ -121,7 +121,7 @@ def test_a_doubtful_character_at_the_edge_of_a_document_belongs_to_it_alone(end:
 def test_no_content_has_no_doubtful_documents() -> None:
     nothing = np.empty(0, np.uint8)
     for bounds in ([0], [0, 0], [0, 0, 0]):
-        assert doubtful.documents(nothing, np.array(bounds, np.int64)).tolist() == []
+        assert disagreements.documents(nothing, np.array(bounds, np.int64)).tolist() == []
 
 
 def test_another_table_would_work_as_well() -> None:
@@ -137,7 +137,7 @@ def test_another_table_would_work_as_well() -> None:
 
 def with_table(ranges: str) -> Any:
     """Return the module as it would be with another table."""
-    source = Path(doubtful.__file__).read_text("utf-8")
+    source = Path(disagreements.__file__).read_text("utf-8")
     begin, end = source.index("= (\n") + 2, source.index("\n)\n") + 2
     module = types.ModuleType("another")
     exec(source[:begin] + ranges + source[end:], module.__dict__)

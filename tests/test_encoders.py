@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from fwconvert.doubtful import GIGATOKEN
-from fwconvert.encoders import choose
 from fwconvert.errors import UsageError
-from fwconvert.vocabulary import Vocabulary, find
+from fwconvert.tokens.disagreements import GIGATOKEN
+from fwconvert.tokens.encoders import choose
+from fwconvert.tokens.vocabulary import Vocabulary, find
 
 has_gigatoken = importlib.util.find_spec("gigatoken") is not None
 

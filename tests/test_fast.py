@@ -10,15 +10,15 @@ from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import doubtful, fast
-from fwconvert.fast import FastTokenizer, spliced
-from fwconvert.tokenizer import Encoded, Tokenizer, load
-from fwconvert.vocabulary import find, read_table
+from fwconvert.tokens import disagreements, gigatoken
+from fwconvert.tokens.gigatoken import FastTokenizer, spliced
+from fwconvert.tokens.tokenizer import Encoded, Tokenizer, load
+from fwconvert.tokens.vocabulary import find, read_table
 
 pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
 
 NOWHERE = Path("nowhere")
-DOUBTFUL = "".join(chr(code) for first, last in doubtful.RANGES for code in (first, last))
+DOUBTFUL = "".join(chr(code) for first, last in disagreements.RANGES for code in (first, last))
 PIECES = st.sampled_from(
     [" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "word", "Word", "12345", "!?", "<|endoftext|>", "\u2019s"]
 ) | st.text(max_size=6)
@@ -48,7 +48,7 @@ def test_ids_equal_the_references(pair: tuple[FastTokenizer, Tokenizer], texts: 
 def test_documents_with_doubtful_characters_go_to_the_reference(
     pair: tuple[FastTokenizer, Tokenizer],
 ) -> None:
-    texts = [f"a {chr(code)}b {chr(code)}" for first, last in doubtful.RANGES for code in (first, last)]
+    texts = [f"a {chr(code)}b {chr(code)}" for first, last in disagreements.RANGES for code in (first, last)]
     plain = ["plain", "", "more"]
     assert_equal(pair, pa.array([text for both in itertools.product(texts, plain) for text in both]))
 
@@ -90,8 +90,8 @@ def test_it_is_made_anew_when_the_process_has_grown_and_goes_on_as_before(
 ) -> None:
     vocabulary = find("gpt2")
     size = itertools.count(500 * 2**20, 60 * 2**20)  # 60 MB more at every look
-    monkeypatch.setattr(fast, "_LOOK_EVERY_BYTES", 1000)
-    monkeypatch.setattr(fast, "resident_bytes", lambda: next(size))
+    monkeypatch.setattr(gigatoken, "_LOOK_EVERY_BYTES", 1000)
+    monkeypatch.setattr(gigatoken, "resident_bytes", lambda: next(size))
     quick = FastTokenizer(vocabulary, read_table(vocabulary, NOWHERE))
     reference = load(vocabulary, NOWHERE)
     for part in range(9):
@@ -102,9 +102,9 @@ def test_it_is_made_anew_when_the_process_has_grown_and_goes_on_as_before(
 
 
 def test_where_nobody_knows_the_memory_it_is_made_anew_by_text_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_LOOK_EVERY_BYTES", 1000)
-    monkeypatch.setattr(fast, "_MOST_TEXT_READ", 10_000)
-    monkeypatch.setattr(fast, "resident_bytes", lambda: None)
+    monkeypatch.setattr(gigatoken, "_LOOK_EVERY_BYTES", 1000)
+    monkeypatch.setattr(gigatoken, "_MOST_TEXT_READ", 10_000)
+    monkeypatch.setattr(gigatoken, "resident_bytes", lambda: None)
     quick = FastTokenizer(find("gpt2"), read_table(find("gpt2"), NOWHERE))
     for _ in range(10):
         quick.encode(pa.array(["x" * 3000]))

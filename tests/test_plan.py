@@ -8,10 +8,10 @@ from examples import recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import vocabulary
 from fwconvert.errors import UsageError
 from fwconvert.plan import Plan, Size, check_disk, estimated_sizes, make_plan
 from fwconvert.recipe import Recipe, SourceShard, Totals
+from fwconvert.tokens import vocabulary
 
 TOKENIZERS = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base", "bytes")
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
 from fwconvert.recipe import EotSide, TokenType
-from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
-from fwconvert.vocabulary import find, read_table
+from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
+from fwconvert.tokens.vocabulary import find, read_table
 
 OPENAI: Any = importlib.import_module("tiktoken_ext.openai_public")
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fwconvert import trial
 from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import EndedApart
-from fwconvert.vocabulary import find, read_table
+from fwconvert.tokens import encoders
+from fwconvert.tokens.vocabulary import find, read_table
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
 def test_the_fast_encoder_passes_where_it_works(name: str) -> None:
     pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
 
-    assert trial.why_fast_fails(find(name)) == ""
+    assert encoders.why_fast_fails(find(name)) == ""
 
 
 def test_the_table_of_the_trial_is_the_beginning_of_a_real_one() -> None:

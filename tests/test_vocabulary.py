@@ -15,10 +15,10 @@ import pytest
 import zstandard
 from hostile_server import Answering, HostileServer, Line
 
-from fwconvert import vocabulary
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.tokenizer import parse_ranks
-from fwconvert.vocabulary import (
+from fwconvert.tokens import vocabulary
+from fwconvert.tokens.tokenizer import parse_ranks
+from fwconvert.tokens.vocabulary import (
     BYTES_DEFINITION,
     MOST_TABLE_BYTES,
     VOCABULARIES,
@@ -164,7 +164,7 @@ def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
 
 def test_importing_the_module_loads_nothing_heavy() -> None:
     heavy = "{'numpy', 'pyarrow', 'tiktoken', 'zstandard', 'requests'}"
-    script = f"import sys, fwconvert.vocabulary; print({heavy} & set(sys.modules))"
+    script = f"import sys, fwconvert.tokens.vocabulary; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

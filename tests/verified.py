@@ -17,8 +17,8 @@ import fwconvert
 from fwconvert.errors import ManifestError
 from fwconvert.shards import shard
 from fwconvert.store import names
+from fwconvert.tokens.vocabulary import find
 from fwconvert.verify import verify
-from fwconvert.vocabulary import find
 
 SIZE = 64
 # llm.c's.

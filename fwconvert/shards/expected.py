@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fwconvert import limits, vocabulary
+from fwconvert import limits
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.recipe import Recipe, Rules, check_rules
 from fwconvert.shards import cutting
@@ -18,6 +18,7 @@ from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed
 from fwconvert.store.run_manifest import JobLine, RunManifest
+from fwconvert.tokens import vocabulary
 
 # So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
 # A damaged count cannot fill the memory.

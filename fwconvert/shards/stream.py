@@ -24,12 +24,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, process, vocabulary
+from fwconvert import files, process
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.recipe import Rules
 from fwconvert.shards import shard
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
+from fwconvert.tokens import vocabulary
 
 
 @dataclass(frozen=True)

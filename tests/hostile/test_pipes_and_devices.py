@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert import vocabulary
 from fwconvert.store import names, receipts, saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
+from fwconvert.tokens import vocabulary
 
 pytestmark = posix
 

@@ -38,8 +38,8 @@ from fwconvert import scan, verify_shard
 from fwconvert.store import names
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import ShardLine
+from fwconvert.tokens.vocabulary import find
 from fwconvert.verify import verify
-from fwconvert.vocabulary import find
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -25,7 +25,7 @@ from verified import (
 from fwconvert import verify_shard
 from fwconvert.shards import shard
 from fwconvert.store import names
-from fwconvert.vocabulary import find
+from fwconvert.tokens.vocabulary import find
 
 # --- EOT before each document
 

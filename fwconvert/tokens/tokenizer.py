@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.recipe import EotSide
-from fwconvert.vocabulary import Vocabulary, read_table
+from fwconvert.tokens.vocabulary import Vocabulary, read_table
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
 

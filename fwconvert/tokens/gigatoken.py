@@ -22,12 +22,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fwconvert import doubtful, files
-from fwconvert.encoders import PRETOKENIZERS
+from fwconvert import files
 from fwconvert.process import resident_bytes
 from fwconvert.store import atomic
-from fwconvert.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
-from fwconvert.vocabulary import Vocabulary
+from fwconvert.tokens import disagreements
+from fwconvert.tokens.encoders import PRETOKENIZERS
+from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
+from fwconvert.tokens.vocabulary import Vocabulary
 
 # How much the process may grow by remembered words, and how often to look.
 MOST_REMEMBERED_BYTES = 200 * 2**20
@@ -58,7 +59,7 @@ class FastTokenizer:
         content, bounds = text_bytes(texts)
         encoded = self._encode(content, bounds)
         self._forget_if_large(len(content))
-        where = doubtful.documents(content, bounds)
+        where = disagreements.documents(content, bounds)
         if not len(where):
             return encoded
         exact = self.reference.encode(texts.take(pa.array(where)))

@@ -1,4 +1,4 @@
-"""Derive fwconvert/doubtful.py's table: the code points that gigatoken and tiktoken cut differently.
+"""Derive fwconvert/tokens/disagreements.py's table: the code points that gigatoken and tiktoken cut differently.
 
 Rank tables hide most differences: few tokens reach over the border between two
 words, so a border in the wrong place rarely shows. So the two are compared
@@ -6,9 +6,9 @@ with a made-up table too, whose merges all reach over a border between
 characters and so show where every word ends. What is found does not depend on
 any vocabulary then, and o200k_base can be judged without its table.
 
-    python scripts/derive_doubtful.py             print the table; exit 1 if it is not the committed one
-    python scripts/derive_doubtful.py --write     put it into fwconvert/doubtful.py
-    python scripts/derive_doubtful.py --fuzz N    also compare N texts without doubtful code points, and
+    python scripts/derive_disagreements.py             print the table; exit 1 if it is not the committed one
+    python scripts/derive_disagreements.py --write     put it into fwconvert/tokens/disagreements.py
+    python scripts/derive_disagreements.py --fuzz N    also compare N texts without doubtful code points, and
                                                   some monsters; exit 1 if a difference is found
 
 The real tables are used as well; that of o200k_base if tiktoken has it (see TIKTOKEN_CACHE_DIR).
@@ -31,9 +31,9 @@ import gigatoken
 import numpy as np
 import pyarrow as pa
 
-from fwconvert import doubtful, vocabulary
 from fwconvert.errors import SourceError, UsageError
-from fwconvert.tokenizer import ReferenceTokenizer, parse_ranks
+from fwconvert.tokens import disagreements, vocabulary
+from fwconvert.tokens.tokenizer import ReferenceTokenizer, parse_ranks
 
 # What gigatoken calls the pattern of each encoding.
 PATTERNS = {"gpt2": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
@@ -125,7 +125,7 @@ def as_ranges(codes: set[int]) -> Ranges:
 
 
 def source_with(ranges: Ranges) -> str:
-    """Return the source of fwconvert/doubtful.py with another table."""
+    """Return the source of fwconvert/tokens/disagreements.py with another table."""
     installed = importlib.metadata.version("gigatoken")
     against = importlib.metadata.version("tiktoken")
     lines = [
@@ -136,8 +136,8 @@ def source_with(ranges: Ranges) -> str:
         ")",
     ]
     table = re.compile(r"^# First and last code point of .*?^\)$", re.MULTILINE | re.DOTALL)
-    source, count = table.subn("\n".join(lines), Path(doubtful.__file__).read_text("utf-8"))
-    assert count == 1, "the table in fwconvert/doubtful.py is not where it was"
+    source, count = table.subn("\n".join(lines), Path(disagreements.__file__).read_text("utf-8"))
+    assert count == 1, "the table in fwconvert/tokens/disagreements.py is not where it was"
     return source
 
 
@@ -186,7 +186,7 @@ class Fuzz:
 
     def texts(self, count: int) -> list[str]:
         """Return so many texts of all kinds, without their doubtful code points."""
-        unwanted = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in doubtful.RANGES) + "]")
+        unwanted = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in disagreements.RANGES) + "]")
         return [unwanted.sub("", self.random.choice(self.kinds)()) for _ in range(count)]
 
     def some(self, choices: Sequence[str], most: int) -> str:
@@ -301,9 +301,9 @@ def main() -> int:
     ranges = as_ranges(found)
     print(*(f"{first:04X}-{last:04X}" for first, last in ranges), sep="\n")
     if arguments.write:
-        Path(doubtful.__file__).write_text(source_with(ranges), "utf-8")
+        Path(disagreements.__file__).write_text(source_with(ranges), "utf-8")
         return 1 if differences else 0
-    return 1 if differences or ranges != list(doubtful.RANGES) else 0
+    return 1 if differences or ranges != list(disagreements.RANGES) else 0
 
 
 if __name__ == "__main__":
