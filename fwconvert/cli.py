@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from fwconvert import commands, process
+from fwconvert import commands
+from fwconvert.job import process
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from fwconvert.engine import Engine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
-from fwconvert.orders import Failure, Order, Outcome, Unfetched
+from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 JOB_TRIES = 2

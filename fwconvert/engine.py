@@ -26,11 +26,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from fwconvert import files, process
+from fwconvert import files
+from fwconvert.job import process
 from fwconvert.addresses import plain
 from fwconvert.errors import EndedApart, FwconvertError, UsageError, message
-from fwconvert.orders import Failure, Order, Outcome
-from fwconvert.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
+from fwconvert.job.orders import Failure, Order, Outcome
+from fwconvert.job.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -336,7 +337,7 @@ def _cannot_start(error: BaseException) -> str:
 
 def _carry_out(order: Order) -> Outcome:
     try:
-        from fwconvert.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
+        from fwconvert.job.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
     except (ImportError, OSError, MemoryError) as error:
         return Failure("unready", _cannot_start(error), plain(traceback.format_exc()))
     return perform(order)

@@ -18,7 +18,7 @@ import msgspec
 from fwconvert import formats, needs, plan, records, request, verify_manifest
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
-from fwconvert.orders import ConvertOrder, Exported
+from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.origin import Origin, Ready, Wanted
 from fwconvert.plan import Size
 from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules

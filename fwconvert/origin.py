@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 from fwconvert import files
 from fwconvert.errors import HubError, SourceError, Stopped
-from fwconvert.orders import ConvertOrder, Failure, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
 from fwconvert.recipe import SourceManifest, SourceShard
 from fwconvert.sources import catalog
 from fwconvert.sources.hub import download

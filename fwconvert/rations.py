@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from fwconvert.errors import HubError
 from fwconvert.limits import Limits
-from fwconvert.orders import ConvertOrder, Unfetched
+from fwconvert.job.orders import ConvertOrder, Unfetched
 from fwconvert.origin import Ready
 
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import driver, needs, process, request, strays
+from fwconvert import driver, needs, request, strays
+from fwconvert.job import process
 from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.origin import Origin

@@ -18,7 +18,7 @@ from fwconvert.columns import (
     percent,
     shortened,
 )
-from fwconvert.orders import JoinOrder
+from fwconvert.job.orders import JoinOrder
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
     from fwconvert.engine import Progress

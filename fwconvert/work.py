@@ -18,7 +18,7 @@ from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, Stopped
 from fwconvert.leftovers import Leftovers
 from fwconvert.limits import NOTHING, Amount, Limits
-from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
 from fwconvert.origin import Origin, Ready
 from fwconvert.rations import Rations
 from fwconvert.recipe import Recipe, SourceShard

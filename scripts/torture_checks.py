@@ -24,7 +24,7 @@ from torture_disks import Disk, ShrinkingDisk
 from torture_faults import Fault, Interposer, Point
 from torture_world import MET, WORLDS, Ended, Place
 
-from fwconvert import documents, worker
+from fwconvert.job import documents, worker
 from fwconvert.shards.cutting import Batch
 
 # Exit codes that a person can act on: done, not done, refused.

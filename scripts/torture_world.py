@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli, engine, progress, run, verify, worker  # noqa: F401
+from fwconvert import cli, engine, progress, run, verify  # noqa: F401
+from fwconvert.job import worker  # noqa: F401
 from fwconvert.errors import FwconvertError
 
 # Some are there to be loaded before anything is forked.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fwconvert.engine import Progress
-from fwconvert.orders import ConvertOrder, JoinOrder, RunContext
+from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
 from fwconvert.recipe import Rules, SourceShard
 from fwconvert.store.receipts import Segment
 from fwconvert.work import Snapshot

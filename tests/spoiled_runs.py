@@ -21,9 +21,9 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import cli
-from fwconvert.orders import Order, Outcome
+from fwconvert.job.orders import Order, Outcome
 from fwconvert.store.folder import RunFolder
-from fwconvert.worker import perform
+from fwconvert.job.worker import perform
 
 CHOICES: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
 BAD = "01.parquet"

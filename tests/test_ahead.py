@@ -6,7 +6,7 @@ from examples import unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert.ahead import ahead
+from fwconvert.job.documents import ahead
 
 
 @given(st.lists(st.none() | st.integers(), max_size=30), st.integers(1, 5))

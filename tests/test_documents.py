@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from examples import rules_with
 
-from fwconvert import documents
-from fwconvert.documents import Documents
+from fwconvert.job import documents
+from fwconvert.job.documents import Documents
 from fwconvert.errors import SourceError
-from fwconvert.orders import ConvertOrder, RunContext
+from fwconvert.job.orders import ConvertOrder, RunContext
 from fwconvert.recipe import Encoder, SourceShard
 from fwconvert.sources import parquet
 from fwconvert.store.folder import RunFolder

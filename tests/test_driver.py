@@ -17,7 +17,7 @@ from fwconvert import driver
 from fwconvert.driver import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.engine import LocalEngine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
-from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
 from fwconvert.recipe import SourceShard
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine

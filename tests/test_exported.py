@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner import sha256
 
-from fwconvert import exported
+from fwconvert.job import exported
 from fwconvert.errors import ShardError
-from fwconvert.exported import ExportedDocuments
-from fwconvert.orders import ConvertOrder, Exported, RunContext
+from fwconvert.job.exported import ExportedDocuments
+from fwconvert.job.orders import ConvertOrder, Exported, RunContext
 from fwconvert.recipe import EotSide, Rules, SourceShard
 from fwconvert.shards import stream as stream_reader
 from fwconvert.shards.stream import StreamReader, passages

@@ -14,14 +14,14 @@ from examples import rules_with, unhurried
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fwconvert import tails as tails_module
+from fwconvert.job import joining as tails_module
 from fwconvert.errors import ShardError
-from fwconvert.orders import JoinOrder, RunContext
+from fwconvert.job.orders import JoinOrder, RunContext
 from fwconvert.recipe import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, Segment
-from fwconvert.tails import joined_pieces
+from fwconvert.job.joining import joined_pieces
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
 TAILS = st.lists(st.integers(0, 40), max_size=12)
@@ -290,7 +290,7 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from examples import rules_with
         from fwconvert import worker
         from fwconvert.store.folder import RunFolder
-        from fwconvert.orders import JoinOrder, RunContext
+        from fwconvert.job.orders import JoinOrder, RunContext
         from fwconvert.store.receipts import Segment
 
         rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")

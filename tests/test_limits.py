@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fwconvert import limits
 from fwconvert.errors import HubError
 from fwconvert.limits import Allowance, Amount, Limits
-from fwconvert.orders import ConvertOrder, Failure, RunContext, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, RunContext, Unfetched
 from fwconvert.origin import Ready
 from fwconvert.rations import Rations
 from fwconvert.recipe import Recipe, Rules, SourceShard

@@ -13,7 +13,7 @@ import examples
 import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
-from fwconvert.orders import ConvertOrder, RunContext, Unfetched
+from fwconvert.job.orders import ConvertOrder, RunContext, Unfetched
 from fwconvert.origin import HubOrigin, Terms
 from fwconvert.recipe import SourceShard
 from fwconvert.sources.hub.download import Fetching

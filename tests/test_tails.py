@@ -16,9 +16,9 @@ MEASURE = """
     from pathlib import Path
     import examples
     from fwconvert.store.folder import RunFolder
-    from fwconvert.orders import JoinOrder, RunContext
+    from fwconvert.job.orders import JoinOrder, RunContext
     from fwconvert.store.receipts import Absorbed, Segment
-    from fwconvert.tails import joined_pieces
+    from fwconvert.job.joining import joined_pieces
 
     def peak():
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert import process
+from fwconvert.job import process
 from fwconvert.errors import ShardError, Stopped
 from fwconvert.shards import zstd
 from fwconvert.store.atomic import Output

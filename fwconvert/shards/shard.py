@@ -18,7 +18,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, process
+from fwconvert import files
+from fwconvert.job import process
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.recipe import Rules, TokenType

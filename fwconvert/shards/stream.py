@@ -24,7 +24,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, process
+from fwconvert import files
+from fwconvert.job import process
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.recipe import Rules
 from fwconvert.shards import shard

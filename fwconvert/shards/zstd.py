@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import files, process
+from fwconvert import files
+from fwconvert.job import process
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
 from fwconvert.store.atomic import Output

@@ -18,9 +18,10 @@ import pytest
 import runner
 from hub_server import HubServer
 
-from fwconvert import cli, run, worker
+from fwconvert import cli, run
+from fwconvert.job import worker
 from fwconvert.engine import Progress
-from fwconvert.orders import Order, Outcome
+from fwconvert.job.orders import Order, Outcome
 from fwconvert.recipe import Layout
 from fwconvert.verify import verify
 

@@ -13,7 +13,7 @@ import pytest
 import runner
 from spoiled_runs import InlineEngine
 
-from fwconvert import tails
+from fwconvert.job import joining
 from fwconvert.errors import FwconvertError
 from fwconvert.shards import cutting
 
@@ -46,8 +46,8 @@ def test_a_source_that_loses_tokens_is_given_up_and_nothing_of_it_published(
 def test_a_join_that_loses_tokens_publishes_nothing(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = tails.joined_pieces
-    monkeypatch.setattr("fwconvert.worker.joined_pieces", lambda *words: without_the_last(pieces(*words)))
+    pieces = joining.joined_pieces
+    monkeypatch.setattr("fwconvert.job.worker.joined_pieces", lambda *words: without_the_last(pieces(*words)))
 
     # All is tail: nothing but the join makes a shard.
     with pytest.raises(FwconvertError, match="not as many tokens were written"):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
-from fwconvert.orders import JoinOrder
+from fwconvert.job.orders import JoinOrder
 from fwconvert.recipe import Rules
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.shard import (

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import process
+from fwconvert.job import process
 from fwconvert.errors import ShardError, message
-from fwconvert.orders import ConvertOrder, Exported
+from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import Documents, StreamReader
 from fwconvert.store.receipts import Counts

@@ -1,23 +1,26 @@
-"""The documents of one source shard as tokens: read, encoded, audited, counted.
+"""Run a generator ahead of its reader, in a thread.
+
+The documents of one source shard as tokens: read, encoded, audited, counted.
 
 The fast encoder is never simply trusted. Of every source the first document,
 and about one in a thousand of the rest, always the same ones, is encoded by
 the reference as well; a difference stops the job before anything is published.
 """
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
-
-from fwconvert import process
-from fwconvert.ahead import ahead
+from fwconvert.job import process
 from fwconvert.errors import SourceError, message
-from fwconvert.orders import ConvertOrder
+from fwconvert.job.orders import ConvertOrder
 from fwconvert.recipe import Encoder, Rules
 from fwconvert.shards.cutting import Batch
 from fwconvert.sources import filters, parquet
@@ -25,6 +28,25 @@ from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts
 from fwconvert.tokens import tokenizer, vocabulary
 from fwconvert.tokens.gigatoken import FastTokenizer
+
+T = TypeVar("T")
+
+
+def ahead(items: Iterable[T], most: int) -> Iterator[T]:
+    """Yield `items` in order, at most `most` of them made before they are wanted.
+
+    What making them raises is raised here. A reader that goes away stops it.
+    """
+    iterator, end = iter(items), object()
+    thread = ThreadPoolExecutor(1)
+    try:
+        waiting: deque[Any] = deque(thread.submit(next, iterator, end) for _ in range(most))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, iterator, end))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
+
 
 _ONE_IN = 1000
 # Batches read ahead of the encoder when there are threads to do it.

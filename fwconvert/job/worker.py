@@ -14,19 +14,19 @@ from contextlib import ExitStack
 
 import msgspec
 
-from fwconvert import process
+from fwconvert.job import process
 from fwconvert.addresses import plain
-from fwconvert.documents import Documents
+from fwconvert.job.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
-from fwconvert.exported import ExportedDocuments
-from fwconvert.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.job.exported import ExportedDocuments
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
 from fwconvert.sources import parquet
 from fwconvert.store import atomic, names, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
-from fwconvert.tails import joined_pieces
+from fwconvert.job.joining import joined_pieces
 
 # Full blocks that may be on their way to the disk.
 _MOST_SYNCING = 4

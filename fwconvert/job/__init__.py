@@ -1,0 +1,1 @@
+"""One order in one process: a source becomes token shards and a receipt."""
