@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fwconvert.errors import FwconvertError
-    from fwconvert.export_run import export
     from fwconvert.loader import Loader
     from fwconvert.recipe import Options, Recipe
-    from fwconvert.request import Request, make_recipe, resolve
-    from fwconvert.run import Result, convert
+    from fwconvert.run.convert import Result, convert
+    from fwconvert.run.export import export
+    from fwconvert.run.request import Request, make_recipe, resolve
 
 __all__ = [
     "FwconvertError",

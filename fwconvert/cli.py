@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from fwconvert import commands
-from fwconvert.job import process
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
+from fwconvert.job import process
 from fwconvert.recipe import parse_count
 from fwconvert.streams import note, tell
 

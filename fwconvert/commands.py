@@ -19,13 +19,13 @@ from fwconvert.recipe import Options, Recipe
 from fwconvert.streams import note, tell
 
 if TYPE_CHECKING:
-    from fwconvert.run import Result
-    from fwconvert.work import Observer, StopSwitch
+    from fwconvert.run.convert import Result
+    from fwconvert.run.state import Observer, StopSwitch
 
 
 def convert(args: argparse.Namespace) -> int:
     """Convert, and say what came of it."""
-    from fwconvert import run  # noqa: PLC0415
+    from fwconvert.run import convert as run  # noqa: PLC0415
 
     recipe, options = _asked(args)
     code, result = _watched(recipe, args, lambda *watching: run.convert(recipe, options, *watching))
@@ -36,7 +36,7 @@ def convert(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Make another run from a finished one, and say what came of it."""
-    from fwconvert.export_run import Changes, Export  # noqa: PLC0415
+    from fwconvert.run.export import Changes, Export  # noqa: PLC0415
 
     changes = Changes(**{name: getattr(args, name) for name in vars(Changes()) if hasattr(args, name)})
     exporting = Export(args.out, changes)
@@ -85,18 +85,18 @@ def about() -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert import fit, needs  # noqa: PLC0415
-    from fwconvert.origin import LocalOrigin  # noqa: PLC0415
+    from fwconvert.run import estimate, preflight  # noqa: PLC0415
+    from fwconvert.run.prefetch import LocalOrigin  # noqa: PLC0415
     from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     recipe, options = _asked(args)
     out = options.out.absolute()
     if options.root is not None:
-        fit.refuse_other_folder(
+        preflight.refuse_other_folder(
             recipe, LocalOrigin(recipe.source, options.root), options.root, RunFolder(out)
         )
-    needed = needs.plan_for(recipe, options)
-    free, there = needs.free_bytes(out), needs.bytes_there(RunFolder(out))
+    needed = estimate.plan_for(recipe, options)
+    free, there = estimate.free_bytes(out), estimate.bytes_there(RunFolder(out))
     shown = wording.PlanReport(
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,
@@ -207,7 +207,7 @@ class _Stopping:
 @contextmanager
 def _stopping() -> Iterator[_Stopping]:
     """Let SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the process anywhere."""
-    from fwconvert.work import StopSwitch  # noqa: PLC0415
+    from fwconvert.run.state import StopSwitch  # noqa: PLC0415
 
     stopping = _Stopping(StopSwitch())
     handlers = {signal.SIGINT: stopping.ask, signal.SIGTERM: stopping.ask}
@@ -223,7 +223,7 @@ def _stopping() -> Iterator[_Stopping]:
 
 
 def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
-    from fwconvert.request import Request, resolve  # noqa: PLC0415
+    from fwconvert.run.request import Request, resolve  # noqa: PLC0415
 
     out = args.out or _default_out(args.version, args.source)
     recipe, root = resolve(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
-    from fwconvert.watching import Snapshot
+    from fwconvert.run.events import Snapshot
 
 Clock = Callable[[], float]
 WINDOW_SECONDS = 30.0

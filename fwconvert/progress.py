@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # For their names only: --help must not wait for them.
     from rich.console import Console
     from rich.live import Live
 
-    from fwconvert.watching import Observer, Snapshot
+    from fwconvert.run.events import Observer, Snapshot
 
 _DRAW_SECONDS = 0.25
 _FIRST_LOG_SECONDS = 5.0
@@ -33,7 +33,7 @@ def choose(*, quiet: bool, stream: TextIO | None = None) -> AbstractContextManag
     """Return the observer that suits `stream` (stderr unless given), for a `with` block."""
     stream = sys.stderr if stream is None else stream
     if quiet or stream is None:  # pythonw and `2>&-` have no stderr.
-        from fwconvert.run import SilentObserver  # noqa: PLC0415  # heavy, and loaded by now in any real run
+        from fwconvert.run.convert import SilentObserver  # noqa: PLC0415  # heavy, and loaded by now in any real run
 
         return nullcontext(SilentObserver())
     if Unfailing(stream).isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError, UsageError, message
 from fwconvert.recipe import Rules, SourceShard
+from fwconvert.run.engine import Limits, call_apart
 from fwconvert.run_reader import Located, RunReader
 from fwconvert.sources import catalog, parquet
 from fwconvert.sources.hub.dataset import Dataset

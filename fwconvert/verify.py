@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import records, strays
+from fwconvert import records
 from fwconvert.errors import ManifestError
 from fwconvert.recipe import default_workers
+from fwconvert.run import cleanup
 from fwconvert.shards.expected import Account, Expected
 from fwconvert.shards.expected import read as read_manifest
 from fwconvert.store import names, receipts, run_manifest
@@ -199,7 +200,7 @@ def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Probl
 
 
 def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    unlisted = strays.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
+    unlisted = cleanup.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
     for path in unlisted.own:
         yield Problem(path.relative_to(folder.path).as_posix(), "is not in the run manifest")
     for path in unlisted.foreign:

@@ -21,9 +21,9 @@ from fwconvert.columns import (
 from fwconvert.job.orders import JoinOrder
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
-    from fwconvert.engine import Progress
     from fwconvert.pace import Pace, Speed
-    from fwconvert.watching import Snapshot
+    from fwconvert.run.engine import Progress
+    from fwconvert.run.events import Snapshot
 
 # A longer bar says no more, and is torn up when the window shrinks.
 _WIDEST_HEAD = 100

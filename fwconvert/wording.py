@@ -12,8 +12,8 @@ from fwconvert.records import Part
 from fwconvert.store import names
 
 if TYPE_CHECKING:
-    from fwconvert.plan import Plan
-    from fwconvert.run import Result
+    from fwconvert.run.convert import Result
+    from fwconvert.run.estimate import Plan
     from fwconvert.show import Document
     from fwconvert.status import Status
     from fwconvert.store.run_manifest import Headline

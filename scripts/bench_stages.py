@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import fwconvert
-from fwconvert import engine
 from fwconvert.recipe import EncoderChoice
+from fwconvert.run import engine
 from fwconvert.shards import cutting, shard
 from fwconvert.sources import parquet
 from fwconvert.tokens import gigatoken, tokenizer

@@ -1,4 +1,4 @@
-"""Derive fwconvert/tokens/disagreements.py's table: the code points that gigatoken and tiktoken cut differently.
+"""Derive the table in tokens/disagreements.py: code points that gigatoken and tiktoken cut differently.
 
 Rank tables hide most differences: few tokens reach over the border between two
 words, so a border in the wrong place rarely shows. So the two are compared

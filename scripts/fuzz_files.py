@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import formats, loader_files, needs, where
+from fwconvert import formats, loader_files, where
 from fwconvert.errors import FwconvertError
-from fwconvert.fit import Footers
 from fwconvert.loader_files import Expected
-from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
+from fwconvert.run import estimate
+from fwconvert.run.prefetch import LocalOrigin
+from fwconvert.run.preflight import Footers
 from fwconvert.shards import shard, zstd
 from fwconvert.sources import filters
 from fwconvert.sources import parquet as source
@@ -52,7 +53,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         columns = Footers(LocalOrigin(recipe.source, scratch), None, threading.Event())
         refused: FwconvertError | None = None
         for look in (
-            lambda: needs.plan_for(recipe, options),
+            lambda: estimate.plan_for(recipe, options),
             lambda: columns.check(recipe, RunFolder(scratch / "out")),
             lambda: source.read_row(path, str(path), 0, "text"),
             lambda: source.read_row(path, str(path), 3, "text"),

@@ -17,11 +17,14 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import export_run, records, show, status, survey, trace, verify, verify_shard
+from fwconvert import records, show, status, trace, verify, verify_shard
 from fwconvert.errors import FwconvertError
-from fwconvert.origin import LocalOrigin
 from fwconvert.recipe import Recipe, Rules
-from fwconvert.run import SilentObserver
+from fwconvert.run import export, resume
+from fwconvert.run.convert import SilentObserver
+from fwconvert.run.events import StopSwitch
+from fwconvert.run.prefetch import LocalOrigin
+from fwconvert.run.state import Work
 from fwconvert.shards.shard import header
 from fwconvert.sources import catalog
 from fwconvert.sources.demo import Corpus
@@ -29,8 +32,6 @@ from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessio
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.tokens import vocabulary
-from fwconvert.watching import StopSwitch
-from fwconvert.work import Work
 
 _RUN = Path(__file__).resolve().parent.parent / "tests" / "hostile" / "run"
 # Orders of a join, batches of a loader, shards of a manifest: more of the same finds nothing new.
@@ -101,7 +102,7 @@ def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
 def _look_at_run(folder: RunFolder, lines: Sequence[ShardLine], looks: _Looks) -> None:
     out, sources = folder.path, folder.path.parent / "sources"
     looks.look(lambda: verify.verify(out, threads=1))
-    looks.look(lambda: export_run.Export(out, export_run.Changes()))
+    looks.look(lambda: export.Export(out, export.Changes()))
     looks.look(lambda: show.numbered(out, 1))
     for line in lines:
         looks.look(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
@@ -175,7 +176,7 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
 
 def _gone_on(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
     """Survey a run and begin to join it, as a session does; nothing is withdrawn or made."""
-    found = survey.survey(folder, recipe)
+    found = resume.survey(folder, recipe)
     origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
     work = Work(folder, recipe, current, origin, SilentObserver(), StopSwitch(), found)
     if work.missing:

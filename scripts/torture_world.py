@@ -26,9 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli, engine, progress, run, verify  # noqa: F401
-from fwconvert.job import worker  # noqa: F401
+from fwconvert import cli, progress, verify  # noqa: F401
 from fwconvert.errors import FwconvertError
+from fwconvert.job import worker  # noqa: F401
+from fwconvert.run import convert, engine  # noqa: F401
 
 # Some are there to be loaded before anything is forked.
 from fwconvert.store import atomic
@@ -130,8 +131,8 @@ class Place:
         """Convert once, undisturbed, to know what is right and which calls there are."""
         sources = make_sources(world, scratch / "sources")
         if world.export:
-            run = cls(replace(world, export=()), sources, scratch / "run", scratch)
-            ended, sources = run.session(), run.out
+            convert = cls(replace(world, export=()), sources, scratch / "run", scratch)
+            ended, sources = convert.session(), convert.out
             assert ended.code == 0, ended.said
         place = cls(world, sources, out, scratch)
         interposer = Interposer(out, None)

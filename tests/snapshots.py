@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fwconvert.engine import Progress
 from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
 from fwconvert.recipe import Rules, SourceShard
+from fwconvert.run.engine import Progress
+from fwconvert.run.state import Snapshot
 from fwconvert.store.receipts import Segment
-from fwconvert.work import Snapshot
 
 RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
 CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")

@@ -22,8 +22,8 @@ from runner import PRIVATE
 
 from fwconvert import cli
 from fwconvert.job.orders import Order, Outcome
-from fwconvert.store.folder import RunFolder
 from fwconvert.job.worker import perform
+from fwconvert.store.folder import RunFolder
 
 CHOICES: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
 BAD = "01.parquet"

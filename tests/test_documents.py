@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from examples import rules_with
 
+from fwconvert.errors import SourceError
 from fwconvert.job import documents
 from fwconvert.job.documents import Documents
-from fwconvert.errors import SourceError
 from fwconvert.job.orders import ConvertOrder, RunContext
 from fwconvert.recipe import Encoder, SourceShard
 from fwconvert.sources import parquet

@@ -13,12 +13,12 @@ from typing import Self
 import pytest
 from examples import RECIPE, RULES
 
-from fwconvert import driver
-from fwconvert.driver import JOB_TRIES, LOST_TRIES, drive
-from fwconvert.engine import LocalEngine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
 from fwconvert.recipe import SourceShard
+from fwconvert.run import scheduler
+from fwconvert.run.engine import LocalEngine, Progress
+from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
 
@@ -428,7 +428,7 @@ def test_a_worker_that_says_it_was_stopped_stops_the_run(witness: Witness) -> No
 
 
 def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", 60)  # It would last longer than "a" can wait.
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 60)  # It would last longer than "a" can wait.
     witness.wants_to_stop = lambda: True
     began = time.monotonic()
     witness.loses_patience = lambda: "b" in witness.finished
@@ -446,7 +446,7 @@ def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_that_does_not_stop_in_time_is_killed(
     witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.3)
     witness.wants_to_stop = lambda: True
     with ThreadEngine(1, {"a": [ignore_the_wish]}) as engine:
         with pytest.raises(Stopped):
@@ -485,7 +485,7 @@ class Fussy(Witness):
 def test_a_second_failure_while_winding_down_does_not_leave_a_worker_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 1.0)
     scripts: dict[str, list[Step]] = {
         "a": [fail, fail],
         "b": [fail, fail_after_the_wish],
@@ -546,7 +546,7 @@ def test_the_watcher_sees_the_end_however_quick_it_came(witness: Witness) -> Non
 def test_a_wish_to_stop_that_comes_when_all_is_done_comes_too_late(
     witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_LOOK_SECONDS", 0)  # It looks after every order, so after the last too.
+    monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 0)  # It looks after every order, so after the last too.
     witness.wants_to_stop = lambda: len(witness.finished) == 3
     with ThreadEngine(1) as engine:
         drive(orders_of("a", "b", "c"), engine, witness)

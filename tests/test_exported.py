@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner import sha256
 
-from fwconvert.job import exported
 from fwconvert.errors import ShardError
+from fwconvert.job import exported
 from fwconvert.job.exported import ExportedDocuments
 from fwconvert.job.orders import ConvertOrder, Exported, RunContext
 from fwconvert.recipe import EotSide, Rules, SourceShard

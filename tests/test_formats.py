@@ -15,7 +15,7 @@ from fwconvert import formats, records
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.recipe import Recipe, Rules, check_rules
-from fwconvert.request import make_recipe
+from fwconvert.run.request import make_recipe
 from fwconvert.store import names
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)

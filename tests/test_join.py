@@ -14,14 +14,14 @@ from examples import rules_with, unhurried
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fwconvert.job import joining as tails_module
 from fwconvert.errors import ShardError
+from fwconvert.job import joining as tails_module
+from fwconvert.job.joining import joined_pieces
 from fwconvert.job.orders import JoinOrder, RunContext
 from fwconvert.recipe import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, Segment
-from fwconvert.job.joining import joined_pieces
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
 TAILS = st.lists(st.integers(0, 40), max_size=12)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fwconvert import limits
 from fwconvert.errors import HubError
-from fwconvert.limits import Allowance, Amount, Limits
 from fwconvert.job.orders import ConvertOrder, Failure, RunContext, Unfetched
-from fwconvert.origin import Ready
-from fwconvert.rations import Rations
+from fwconvert.limits import Allowance, Amount, Limits
 from fwconvert.recipe import Recipe, Rules, SourceShard
+from fwconvert.run.limiter import Rations
+from fwconvert.run.prefetch import Ready
 from fwconvert.store.receipts import Counts, Receipt, Tail
 
 # Sources, each the lengths of its documents in tokens.

@@ -6,9 +6,9 @@ from typing import Any
 import examples
 import pytest
 
-from fwconvert import needs
 from fwconvert.errors import UsageError
 from fwconvert.recipe import Options, Recipe, SourceShard
+from fwconvert.run import estimate
 from fwconvert.store.folder import RunFolder
 
 SIZES = [500, 100, 300, 200, 400]
@@ -21,34 +21,34 @@ def options(out: Path, **changes: Any) -> Options:
 
 
 def test_fetched_sources_need_room_for_the_largest_that_can_lie_there_together(tmp_path: Path) -> None:
-    planned = needs.plan_for(RECIPE, options(tmp_path, prefetch=2))
+    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=2))
     assert planned.fetched_bytes == 1_200_000_000
 
 
 def test_kept_sources_need_room_for_all(tmp_path: Path) -> None:
-    planned = needs.plan_for(RECIPE, options(tmp_path, prefetch=2, keep_source=tmp_path / "keep"))
+    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=2, keep_source=tmp_path / "keep"))
     assert planned.fetched_bytes == sum(file.bytes for file in FILES)
 
 
 def test_sources_of_the_user_need_no_room(tmp_path: Path) -> None:
-    planned = needs.plan_for(RECIPE, Options(out=tmp_path, root=tmp_path, workers=1))
+    planned = estimate.plan_for(RECIPE, Options(out=tmp_path, root=tmp_path, workers=1))
     assert planned.fetched_bytes == 0
 
 
 def test_a_version_that_lists_no_files_is_planned_from_its_totals(tmp_path: Path) -> None:
     unlisted = examples.recipe_with(files=())
-    planned = needs.plan_for(unlisted, options(tmp_path, prefetch=1))
+    planned = estimate.plan_for(unlisted, options(tmp_path, prefetch=1))
     assert (planned.files, planned.source_bytes, planned.fetched_bytes) == (2, 30, 30)
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: dict[Path, int]) -> None:
     """Give each folder a disk of its own with so many free bytes."""
-    monkeypatch.setattr(needs, "free_bytes", lambda path: free[path])
-    monkeypatch.setattr(needs, "_disk", [*free].index)
+    monkeypatch.setattr(estimate, "free_bytes", lambda path: free[path])
+    monkeypatch.setattr(estimate, "_disk", [*free].index)
 
 
 def check(recipe: Recipe, chosen: Options, out: Path) -> None:
-    needs.check_disk(recipe, chosen, RunFolder(out))
+    estimate.check_disk(recipe, chosen, RunFolder(out))
 
 
 @pytest.mark.parametrize("enough", [True, False])
@@ -80,9 +80,9 @@ def test_kept_sources_that_are_there_need_no_room(tmp_path: Path, monkeypatch: p
 def test_a_disk_without_room_for_the_sources_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = needs.plan_for(RECIPE, options(tmp_path, prefetch=1))
+    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=1))
     whole = planned.output_bytes + planned.working_bytes + planned.fetched_bytes
-    monkeypatch.setattr(needs, "free_bytes", lambda _: whole - 1)
+    monkeypatch.setattr(estimate, "free_bytes", lambda _: whole - 1)
 
     with pytest.raises(UsageError) as caught:
         check(RECIPE, options(tmp_path, prefetch=1), tmp_path)

@@ -14,8 +14,8 @@ import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
 from fwconvert.job.orders import ConvertOrder, RunContext, Unfetched
-from fwconvert.origin import HubOrigin, Terms
 from fwconvert.recipe import SourceShard
+from fwconvert.run.prefetch import HubOrigin, Terms
 from fwconvert.sources.hub.download import Fetching
 
 FILES = tuple(SourceShard(f"sample/{number:03}.parquet", 10, f"{number:064x}") for number in range(12))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import UsageError
-from fwconvert.plan import Plan, Size, check_disk, estimated_sizes, make_plan
 from fwconvert.recipe import Recipe, SourceShard, Totals
+from fwconvert.run.estimate import Plan, Size, estimated_sizes, make_plan, refuse_small_disk
 from fwconvert.tokens import vocabulary
 
 TOKENIZERS = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base", "bytes")
@@ -125,7 +125,7 @@ def test_nothing_needs_nothing() -> None:
     plan = make_plan(recipe_of([]), {}, 1)
 
     assert plan == Plan(0, 0, 0, 0, 0, 0, 0, 0, "", 0, 0)
-    check_disk(plan, 0, 0, "out")
+    refuse_small_disk(plan, 0, 0, "out")
 
 
 def test_a_counted_file_without_text_is_not_guessed_at() -> None:
@@ -188,13 +188,13 @@ PLAN = Plan(
 
 @pytest.mark.parametrize(("have", "free"), [(0, 1500), (0, 10**15), (400, 1100), (1500, 0), (9000, 0)])
 def test_a_disk_that_is_just_large_enough_is_accepted(have: int, free: int) -> None:
-    check_disk(PLAN, have, free, "out")
+    refuse_small_disk(PLAN, have, free, "out")
 
 
 @pytest.mark.parametrize(("have", "free", "missing"), [(0, 1499, 1), (0, 0, 1500), (400, 1000, 100)])
 def test_a_disk_that_is_too_small_is_refused_with_the_numbers(have: int, free: int, missing: int) -> None:
     with pytest.raises(UsageError) as caught:
-        check_disk(PLAN, have, free, "some/out")
+        refuse_small_disk(PLAN, have, free, "some/out")
 
     values = {line[2:20].strip(): line[20:].strip() for line in str(caught.value).splitlines()[1:-2]}
     told = {name: value.split()[0] for name, value in values.items()}

@@ -22,9 +22,9 @@ from snapshots import LONG, Clock, at, job, join_job, joining
 
 import fwconvert
 from fwconvert import progress
-from fwconvert.engine import Progress
 from fwconvert.progress import PlainProgress, TerminalProgress
-from fwconvert.run import SilentObserver
+from fwconvert.run.convert import SilentObserver
+from fwconvert.run.engine import Progress
 
 if sys.platform != "win32":
     import fcntl
@@ -32,7 +32,7 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from fwconvert.work import Observer
+    from fwconvert.run.state import Observer
 
 
 HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwconvert.errors import SourceError, Stopped
-from fwconvert.plan import Size
+from fwconvert.run.estimate import Size
 from fwconvert.sources import parquet
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")

@@ -7,9 +7,9 @@ import pytest
 from examples import RECIPE
 
 from fwconvert.recipe import Options
+from fwconvert.run.inputs import Sources
 from fwconvert.store import places
 from fwconvert.store.folder import RunFolder
-from fwconvert.supply import Sources
 
 
 @pytest.mark.parametrize("option", ["root", "keep_source"])

@@ -13,12 +13,12 @@ import pytest
 
 from fwconvert.errors import Stopped
 from fwconvert.recipe import Options, Recipe
-from fwconvert.request import make_recipe
-from fwconvert.run import convert
+from fwconvert.run.convert import convert
+from fwconvert.run.request import make_recipe
+from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.store import names, receipts, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
-from fwconvert.survey import Look, Survey, survey
 
 # Documents of these many tokens (the text and its EOT), and what becomes of them in shards of 100 tokens:
 SOURCES = {

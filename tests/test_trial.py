@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import EndedApart
+from fwconvert.run.engine import Limits, call_apart
 from fwconvert.tokens import encoders
 from fwconvert.tokens.vocabulary import find, read_table
 

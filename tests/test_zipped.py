@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from fwconvert.job import process
 from fwconvert.errors import ShardError, Stopped
+from fwconvert.job import process
 from fwconvert.shards import zstd
 from fwconvert.store.atomic import Output
 

@@ -7,19 +7,20 @@ and about one in a thousand of the rest, always the same ones, is encoded by
 the reference as well; a difference stops the job before anything is published.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-import zlib
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
-from fwconvert.job import process
+
 from fwconvert.errors import SourceError, message
+from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder
 from fwconvert.recipe import Encoder, Rules
 from fwconvert.shards.cutting import Batch

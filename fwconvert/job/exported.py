@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.job import process
 from fwconvert.errors import ShardError, message
+from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import Documents, StreamReader

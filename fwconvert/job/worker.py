@@ -14,11 +14,12 @@ from contextlib import ExitStack
 
 import msgspec
 
-from fwconvert.job import process
 from fwconvert.addresses import plain
-from fwconvert.job.documents import Documents
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
+from fwconvert.job import process
+from fwconvert.job.documents import Documents
 from fwconvert.job.exported import ExportedDocuments
+from fwconvert.job.joining import joined_pieces
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
@@ -26,7 +27,6 @@ from fwconvert.sources import parquet
 from fwconvert.store import atomic, names, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
-from fwconvert.job.joining import joined_pieces
 
 # Full blocks that may be on their way to the disk.
 _MOST_SYNCING = 4

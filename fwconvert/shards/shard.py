@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files
-from fwconvert.job import process
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
+from fwconvert.job import process
 from fwconvert.recipe import Rules, TokenType
 from fwconvert.shards import zstd
 from fwconvert.shards.cutting import Piece

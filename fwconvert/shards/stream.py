@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files
-from fwconvert.job import process
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
+from fwconvert.job import process
 from fwconvert.recipe import Rules
 from fwconvert.shards import shard
 from fwconvert.store.folder import RunFolder

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files
-from fwconvert.job import process
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
+from fwconvert.job import process
 from fwconvert.store.atomic import Output
 
 STEP = 4 * 2**20

@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import FwconvertError, SourceError
-from fwconvert.plan import Size
 from fwconvert.recipe import Rules
+from fwconvert.run.engine import Limits, call_apart
+from fwconvert.run.estimate import Size
 from fwconvert.sources import filters, parquet
 
 # The worst that was found takes 250 times its size, so this takes 130 MB.

@@ -13,9 +13,9 @@ It takes as long as starting one worker.
 from collections.abc import Callable
 from importlib import metadata, util
 
-from fwconvert.engine import Limits, call_apart
 from fwconvert.errors import EndedApart, UsageError, message
 from fwconvert.recipe import Encoder, EncoderChoice
+from fwconvert.run.engine import Limits, call_apart
 from fwconvert.tokens.disagreements import GIGATOKEN
 from fwconvert.tokens.vocabulary import Vocabulary
 

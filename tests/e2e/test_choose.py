@@ -18,11 +18,12 @@ import pytest
 import runner
 from hub_server import HubServer
 
-from fwconvert import cli, run
+from fwconvert import cli
 from fwconvert.job import worker
-from fwconvert.engine import Progress
 from fwconvert.job.orders import Order, Outcome
 from fwconvert.recipe import Layout
+from fwconvert.run import convert
+from fwconvert.run.engine import Progress
 from fwconvert.verify import verify
 
 Row = dict[str, Any]
@@ -60,7 +61,7 @@ class ThreadEngine:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "LocalEngine", ThreadEngine)
+    monkeypatch.setattr(convert, "LocalEngine", ThreadEngine)
 
 
 def write_rows(path: Path, chance: random.Random, rows: int) -> None:

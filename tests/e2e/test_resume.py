@@ -16,8 +16,8 @@ from spoiled_runs import InlineEngine
 
 import fwconvert
 from fwconvert.errors import UsageError
+from fwconvert.run.events import StopSwitch
 from fwconvert.store.receipts import JoinReceipt
-from fwconvert.watching import StopSwitch
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 3000}
 
@@ -314,7 +314,7 @@ class StopAtTheJoin(Notices):
 def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(
     golden: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fwconvert.run.LocalEngine", Slow)
+    monkeypatch.setattr("fwconvert.run.convert.LocalEngine", Slow)
     recipe, root = fwconvert.make_recipe(source=str(golden.sources), **RECIPE)
     observer = StopAtTheJoin()
 

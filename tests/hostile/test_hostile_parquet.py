@@ -22,10 +22,11 @@ import pytest
 import runner
 from runner import PRIVATE
 
-from fwconvert import needs, records
+from fwconvert import records
 from fwconvert.errors import SourceError, UsageError
 from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
-from fwconvert.request import make_recipe
+from fwconvert.run import estimate
+from fwconvert.run.request import make_recipe
 from fwconvert.sources import parquet
 from fwconvert.store.receipts import Receipt
 
@@ -423,7 +424,9 @@ def test_no_footer_that_lies_makes_a_disk_too_small(lies: Path, tmp_path: Path) 
         shutil.copy(lies / f"{number:02d}.parquet", tmp_path / name)
         shutil.copy(lies / "good.parquet", tmp_path / name)
         recipe, root = make_recipe(source=str(tmp_path / name), tokenizer="bytes", shard_tokens=500)
-        found[name] = needs.plan_for(recipe, Options(out=tmp_path / "out", root=root, workers=1)).output_bytes
+        found[name] = estimate.plan_for(
+            recipe, Options(out=tmp_path / "out", root=root, workers=1)
+        ).output_bytes
 
     # A token takes two bytes, and no honest text is packed a hundred times tighter.
     assert {name: needed for name, needed in found.items() if not 0 < needed <= 1000 * size} == {}

@@ -13,14 +13,14 @@ import pytest
 import runner
 from spoiled_runs import InlineEngine
 
-from fwconvert.job import joining
 from fwconvert.errors import FwconvertError
+from fwconvert.job import joining
 from fwconvert.shards import cutting
 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("fwconvert.run.LocalEngine", InlineEngine)
+    monkeypatch.setattr("fwconvert.run.convert.LocalEngine", InlineEngine)
     return corpus.equal_sources(tmp_path / "sources", files=2, rows=5)
 
 

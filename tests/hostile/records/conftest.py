@@ -20,7 +20,7 @@ from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 @pytest.fixture(autouse=True, scope="module")
 def no_processes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fwconvert.run.LocalEngine", InlineEngine)
+        patch.setattr("fwconvert.run.convert.LocalEngine", InlineEngine)
         yield
 
 

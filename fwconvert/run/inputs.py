@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from fwconvert import needs
-from fwconvert.fit import Footers, refuse_other_folder
-from fwconvert.origin import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.recipe import Options, Recipe
+from fwconvert.run import estimate
+from fwconvert.run.prefetch import HubOrigin, LocalOrigin, Origin, Terms
+from fwconvert.run.preflight import Footers, refuse_other_folder
+from fwconvert.run.state import Observer
 from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.tokens import encoders, vocabulary
-from fwconvert.work import Observer
 
 
 class Supply(Protocol):
@@ -57,7 +57,7 @@ class Sources:
 
     def check_disk(self, folder: RunFolder) -> None:
         """Raise UsageError if the output, or the sources that are fetched, do not fit."""
-        needs.check_disk(self._recipe, self._options, folder)
+        estimate.check_disk(self._recipe, self._options, folder)
 
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
         """Raise UsageError if no source is there, or none has the columns that the recipe asks for."""
@@ -80,5 +80,7 @@ class Sources:
         vocabulary.provide(known, folder.vocabularies)
         # With a limit fewer sources are at work than there are, and may have more threads each.
         limited, files = self._recipe.rules.is_limited, self._recipe.source.files
-        threads = options.thread_count(needs.plan_for(self._recipe, options).files if limited else len(files))
+        threads = options.thread_count(
+            estimate.plan_for(self._recipe, options).files if limited else len(files)
+        )
         return sessions.new(options.worker_count, threads, encoder)

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from fwconvert import files
-from fwconvert.job import process
 from fwconvert.addresses import plain
 from fwconvert.errors import EndedApart, FwconvertError, UsageError, message
+from fwconvert.job import process
 from fwconvert.job.orders import Failure, Order, Outcome
 from fwconvert.job.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
 

@@ -14,21 +14,21 @@ from typing import Any
 import msgspec
 
 from fwconvert import records
-from fwconvert.engine import Progress
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.leftovers import Leftovers
-from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
-from fwconvert.origin import Origin, Ready
-from fwconvert.rations import Rations
+from fwconvert.limits import NOTHING, Amount, Limits
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.run.cleanup import Leftovers
+from fwconvert.run.engine import Progress
+from fwconvert.run.events import Limit, Observer, Snapshot, StopSwitch
+from fwconvert.run.limiter import Rations
+from fwconvert.run.prefetch import Origin, Ready
+from fwconvert.run.resume import Look, Survey, shard_problem
 from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.store import atomic, names, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
-from fwconvert.survey import Look, Survey, shard_problem
-from fwconvert.watching import Limit, Observer, Snapshot, StopSwitch
 
 __all__ = ["Observer", "Snapshot", "StopSwitch", "Work"]
 

@@ -11,12 +11,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwconvert import driver, needs, request, strays
-from fwconvert.job import process
-from fwconvert.engine import Limits, LocalEngine, check_open_files
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.origin import Origin
+from fwconvert.job import process
 from fwconvert.recipe import Options, Recipe, check_rules
+from fwconvert.run import cleanup, estimate, request, scheduler
+from fwconvert.run.engine import Limits, LocalEngine, check_open_files
+from fwconvert.run.inputs import Sources, Supply
+from fwconvert.run.prefetch import Origin
+from fwconvert.run.resume import Look, Survey, survey
+from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
 from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.sources.hub.retry import Patience, patiently
 from fwconvert.store import atomic, places, run_manifest, sessions
@@ -24,9 +27,6 @@ from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
-from fwconvert.supply import Sources, Supply
-from fwconvert.survey import Look, Survey, survey
-from fwconvert.work import Observer, Snapshot, StopSwitch, Work
 
 # A sound source needs about half of it.
 _LEAST_WORKER_MEMORY = 2**30
@@ -174,8 +174,8 @@ def _trust(found: Survey) -> None:
             os.utime(path, ns=(newest, newest))
 
 
-def _unlisted(work: Work) -> strays.Unlisted:
-    return strays.find(work.folder, work.recipe, {line.name for line in work.manifest().shards})
+def _unlisted(work: Work) -> cleanup.Unlisted:
+    return cleanup.find(work.folder, work.recipe, {line.name for line in work.manifest().shards})
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def _begin(
     unclean, observer = _unclean(folder), checking.observer
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
-    found, expected = survey(folder, recipe, checking.look(unclean)), needs.expected(recipe, origin)
+    found, expected = survey(folder, recipe, checking.look(unclean)), estimate.expected(recipe, origin)
     work = Work(folder, recipe, current, origin, observer, checking.stop, found, expected)
     _refuse_changed_sources(work)
     _trust(found)
@@ -278,7 +278,7 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
                 work.withdraw_misfits()
                 _go_on(work, supply, engine)
             if not work.missing:
-                driver.drive(work.join_orders(), engine, work)
+                scheduler.drive(work.join_orders(), engine, work)
                 for key in work.leftovers.take_spent():
                     work.folder.remove_tail(key)
         outcome = f"{len(work.missing)} jobs failed" if work.missing else "complete"
@@ -290,7 +290,7 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
 
 def _convert_all(work: Work, supply: Supply, engine: LocalEngine) -> None:
     with work.origin:
-        driver.drive(work.ready_orders(), engine, work)
+        scheduler.drive(work.ready_orders(), engine, work)
     _go_on(work, supply, engine)
 
 
@@ -299,7 +299,7 @@ def _go_on(work: Work, supply: Supply, engine: LocalEngine) -> None:
     while work.goes_on:
         work.origin = supply.origin(work.folder)
         with work.origin:
-            driver.drive(work.ready_orders(), engine, work)
+            scheduler.drive(work.ready_orders(), engine, work)
     if work.limits.reached:
         work.origin.clear()
 
@@ -318,7 +318,7 @@ def _tidy(work: Work, outcome: str) -> None:
     if outcome == "complete":
         # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
         # why a source failed that lies behind the limit.
-        strays.remove(_unlisted(work))
+        cleanup.remove(_unlisted(work))
         for left in (work.folder.tails, work.folder.quarantine):
             atomic.sweep(left)
     sessions.write(work.folder, sessions.ended(work.session, outcome))

@@ -19,10 +19,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fwconvert import credible, files, limits, records
+from fwconvert import files, limits, records
 from fwconvert.errors import ManifestError, Stopped, message
-from fwconvert.plan import most_shards
 from fwconvert.recipe import Recipe, Rules, default_workers
+from fwconvert.run import credible
+from fwconvert.run.estimate import most_shards
 from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.store import names, receipts
 from fwconvert.store.folder import RunFolder

@@ -15,20 +15,21 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import formats, needs, plan, records, request, verify_manifest
+from fwconvert import formats, records, verify_manifest
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
 from fwconvert.job.orders import ConvertOrder, Exported
-from fwconvert.origin import Origin, Ready, Wanted
-from fwconvert.plan import Size
 from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
-from fwconvert.run import Result, SilentObserver, make
+from fwconvert.run import estimate, request
+from fwconvert.run.convert import Result, SilentObserver, make
+from fwconvert.run.estimate import Size
+from fwconvert.run.prefetch import Origin, Ready, Wanted
+from fwconvert.run.state import Observer, StopSwitch
 from fwconvert.run_reader import RunReader
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import vocabulary
-from fwconvert.work import Observer, StopSwitch
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ class _FinishedRun:
         sizes = {job.path: Size(job.documents, job.text_bytes) for job in jobs}
         tokens = {job.path: job.tokens for job in jobs}
         workers = max(1, min(self._options.worker_count, len(jobs)))
-        needed = plan.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
-        plan.check_shards(needed, self._recipe.rules)
-        there, free = needs.bytes_there(folder), needs.free_bytes(folder.path)
-        plan.check_disk(needed, there, free, str(self._options.out))
+        needed = estimate.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
+        estimate.check_shards(needed, self._recipe.rules)
+        there, free = estimate.bytes_there(folder), estimate.free_bytes(folder.path)
+        estimate.refuse_small_disk(needed, there, free, str(self._options.out))
 
     def _without_a_limit(self) -> Recipe:
         """Return the recipe of all that the run has: its limit took what is behind it, and was counted."""

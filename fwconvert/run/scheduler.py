@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from fwconvert.engine import Engine, Progress
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
+from fwconvert.run.engine import Engine, Progress
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 JOB_TRIES = 2

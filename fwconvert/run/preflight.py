@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fwconvert import records
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
-from fwconvert.origin import Origin
 from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.run.prefetch import Origin
 from fwconvert.sources import footers
 from fwconvert.sources.catalog import LOCAL
 from fwconvert.sources.hub.dataset import Dataset

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from fwconvert.errors import HubError
-from fwconvert.limits import Limits
 from fwconvert.job.orders import ConvertOrder, Unfetched
-from fwconvert.origin import Ready
+from fwconvert.limits import Limits
+from fwconvert.run.prefetch import Ready
 
 
 @dataclass

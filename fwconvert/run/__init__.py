@@ -1,0 +1,1 @@
+"""A whole run: decide, hand out, survive, finish."""
