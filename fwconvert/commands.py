@@ -141,7 +141,7 @@ def _mention(text: str) -> None:
 
 def status(args: argparse.Namespace) -> int:
     """Show how far a run is; the exit code tells whether it is complete."""
-    from fwconvert.status import status as look  # noqa: PLC0415
+    from fwconvert.inspection.status import status as look  # noqa: PLC0415
 
     found = look(args.out)
     tell(wording.json_text(found) if args.json else wording.status_text(found))
@@ -150,7 +150,7 @@ def status(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Prove a run."""
-    from fwconvert.verify import verify as prove  # noqa: PLC0415
+    from fwconvert.inspection.verify import verify as prove  # noqa: PLC0415
 
     report = prove(args.out)
     facts = {"ok": report.ok, **records.as_builtin(report)}
@@ -160,7 +160,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Print the first documents of a token shard, or one document of the run."""
-    from fwconvert.show import documents, numbered  # noqa: PLC0415
+    from fwconvert.inspection.show import documents, numbered  # noqa: PLC0415
 
     if (args.shard is None) == (args.document is None):
         raise UsageError(
@@ -179,7 +179,7 @@ def show(args: argparse.Namespace) -> int:
 
 def trace(args: argparse.Namespace) -> int:
     """Print where a token comes from."""
-    from fwconvert import trace as tracing  # noqa: PLC0415
+    from fwconvert.inspection import trace as tracing  # noqa: PLC0415
 
     found = tracing.trace(args.out, args.place, args.source)
     tell(wording.json_text(found) if args.json else tracing.in_words(found))

@@ -14,10 +14,10 @@ from fwconvert.store import names
 if TYPE_CHECKING:
     from fwconvert.run.convert import Result
     from fwconvert.run.estimate import Plan
-    from fwconvert.show import Document
-    from fwconvert.status import Status
+    from fwconvert.inspection.show import Document
+    from fwconvert.inspection.status import Status
     from fwconvert.store.run_manifest import Headline
-    from fwconvert.verify import Report
+    from fwconvert.inspection.verify import Report
 
 
 class PlanReport(Part, frozen=True):
@@ -125,7 +125,7 @@ def _how_to_have_validation(head: "Headline", rules: Rules) -> str:
 
 def what_next(result: "Result") -> str:
     """Tell somebody who has tried the demo what there is to see."""
-    from fwconvert import show  # noqa: PLC0415
+    from fwconvert.inspection import show  # noqa: PLC0415
     from fwconvert.store import run_manifest  # noqa: PLC0415
     from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 import fwconvert
-from fwconvert import records, show, status, trace, verify, verify_shard
+from fwconvert import records
+from fwconvert.inspection import show, status, trace, verify, verify_shard
 from fwconvert.errors import FwconvertError
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.run import export, resume

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli, progress, verify  # noqa: F401
+from fwconvert import cli, progress  # noqa: F401
+from fwconvert.inspection import verify  # noqa: F401
 from fwconvert.errors import FwconvertError
 from fwconvert.job import worker  # noqa: F401
 from fwconvert.run import convert, engine  # noqa: F401

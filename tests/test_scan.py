@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from examples import rules_with
 
-from fwconvert import scan
-from fwconvert.scan import Scan
+from fwconvert.inspection import verify_shard
+from fwconvert.inspection.verify_shard import Scan
 from fwconvert.tokens.vocabulary import find
 
 FAR = 2**33
@@ -19,7 +19,7 @@ TOKENS = np.array([1, 256, 2, 2, 256, 300, 256], "<u2")  # 300 is no id of `byte
 def test_positions_beyond_32_bits_are_told_exactly(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "STEP", step)
+    monkeypatch.setattr(verify_shard, "STEP", step)
     (tmp_path / "train.bin").write_bytes(TOKENS.tobytes())
     # EOTs stand after documents, at 1, 4 and 6; so documents start at 2 and 5, but here at 2 and 3.
     starts = np.array([FAR, FAR + 2, FAR + 3], "<u8")

@@ -15,10 +15,10 @@ import pytest
 import runner
 from hub_server import COMMIT, REPO, HubServer
 
-from fwconvert import show
+from fwconvert.inspection import show
 from fwconvert.cli import main
 from fwconvert.errors import ManifestError, ShardError, UsageError
-from fwconvert.trace import Trace, in_words, trace
+from fwconvert.inspection.trace import Trace, in_words, trace
 
 SIDES = ["before", "after"]
 # The layout, the size of a shard, and what becomes of a short last one. Shards of 30 leave the third
@@ -81,7 +81,7 @@ def made(folder: Path, **choices: Any) -> Path:
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read sources in this very process: one for each of hundreds of tokens would take minutes."""
-    monkeypatch.setattr("fwconvert.source_row.call_apart", lambda function, asked, _: function(asked))
+    monkeypatch.setattr("fwconvert.inspection.trace.call_apart", lambda function, asked, _: function(asked))
 
 
 @pytest.mark.usefixtures("no_processes")

@@ -18,7 +18,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.shards import shard
 from fwconvert.store import names
 from fwconvert.tokens.vocabulary import find
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 SIZE = 64
 # llm.c's.

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from fwconvert import formats, records, verify_manifest
+from fwconvert import formats, records
+from fwconvert.inspection import verify_manifest
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
 from fwconvert.job.orders import ConvertOrder, Exported
@@ -25,7 +26,7 @@ from fwconvert.run.convert import Result, SilentObserver, make
 from fwconvert.run.estimate import Size
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
-from fwconvert.run_reader import RunReader
+from fwconvert.inspection.reader import RunReader
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt

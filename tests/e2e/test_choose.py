@@ -24,7 +24,7 @@ from fwconvert.job.orders import Order, Outcome
 from fwconvert.recipe import Layout
 from fwconvert.run import convert
 from fwconvert.run.engine import Progress
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 Row = dict[str, Any]
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")

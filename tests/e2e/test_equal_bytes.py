@@ -12,7 +12,7 @@ import naive
 import pytest
 import runner
 
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 # A recipe, and how many validation shards it gives.
 RECIPES: dict[str, tuple[dict[str, Any], int]] = {

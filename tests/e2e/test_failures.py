@@ -21,7 +21,7 @@ import runner
 from runner import PRIVATE, litter, shards, state, tree
 
 from fwconvert.errors import UsageError
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
 

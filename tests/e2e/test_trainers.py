@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import runner
 
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 SHARD_TOKENS = 1000
 WIDTHS = {"gpt2": 2, "cl100k_base": 4, "bytes": 2}

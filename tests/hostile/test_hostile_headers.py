@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fwconvert import show, trace
+from fwconvert.inspection import show, trace
 from fwconvert.errors import FwconvertError, ShardError
 from fwconvert.loader import Loader
 from fwconvert.loader_files import Expected, look

@@ -34,12 +34,12 @@ from verified import (
     write_sources,
 )
 
-from fwconvert import scan, verify_shard
+from fwconvert.inspection import verify_shard
 from fwconvert.store import names
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens.vocabulary import find
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -61,7 +61,7 @@ def test_the_size_of_a_step_makes_no_difference(
     run: Run, kind: Kind, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_shard, "STEP", step)
-    monkeypatch.setattr(scan, "STEP", step)
+    monkeypatch.setattr(verify_shard, "STEP", step)
     assert told(run(kind)) == []
 
 

@@ -22,7 +22,7 @@ from verified import (
     write_entries,
 )
 
-from fwconvert import verify_shard
+from fwconvert.inspection import verify_shard
 from fwconvert.shards import shard
 from fwconvert.store import names
 from fwconvert.tokens.vocabulary import find

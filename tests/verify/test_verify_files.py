@@ -17,7 +17,7 @@ from verified import (
     told,
 )
 
-from fwconvert import scan, verify_shard
+from fwconvert.inspection import verify_shard
 from fwconvert.formats import Format
 from fwconvert.recipe import TokenType
 from fwconvert.shards import shard
@@ -133,7 +133,7 @@ def test_a_disk_that_cannot_be_read_is_told(before: Path, monkeypatch: pytest.Mo
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(verify_shard, "sha256_of", fail)
-    monkeypatch.setattr(scan.Scan, "read_header", fail)
+    monkeypatch.setattr(verify_shard.Scan, "read_header", fail)
     found = told(before)
     assert len(found) == 2 * len(read_manifest(before)["shards"])
     assert all("cannot be read (Input/output error)" in problem for problem in found)

@@ -20,7 +20,7 @@ from verified import (
 )
 
 import fwconvert
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 # Within a document of the fifth source, 4-tail-within-a-document.
 LIMIT = sum(len(text.encode()) + 1 for texts in [*SOURCES.values()][:4] for text in texts if text) + 70

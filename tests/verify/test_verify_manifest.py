@@ -24,7 +24,7 @@ from verified import (
 )
 
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.verify import verify
+from fwconvert.inspection.verify import verify
 
 
 def test_a_folder_without_a_run_manifest_is_refused(tmp_path: Path) -> None:

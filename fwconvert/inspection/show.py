@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
-from fwconvert.run_reader import RunReader
+from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
 from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder

@@ -25,9 +25,9 @@ from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.tokens import vocabulary
-from fwconvert.verify_manifest import FILE
-from fwconvert.verify_manifest import problems as manifest_problems
-from fwconvert.verify_shard import Audit, Problem, Stretch, audit, one_line
+from fwconvert.inspection.verify_manifest import FILE
+from fwconvert.inspection.verify_manifest import problems as manifest_problems
+from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 
 __all__ = ["Problem", "Report", "verify"]
 

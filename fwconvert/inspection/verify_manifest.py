@@ -16,7 +16,7 @@ from fwconvert.store import names
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
 from fwconvert.tokens import vocabulary
-from fwconvert.verify_shard import Problem, one_line
+from fwconvert.inspection.verify_shard import Problem, one_line
 
 FILE = "manifest.json"
 

@@ -1,0 +1,1 @@
+"""Looking at a run: status, documents, where a token comes from, proof."""

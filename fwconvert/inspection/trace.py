@@ -1,0 +1,286 @@
+"""Find the parquet row that a document of a run was made from: on this machine, or over the hub.
+
+A file that is only looked at is not hashed. What proves it is the row itself:
+its text must give exactly the tokens that stand in the token shards. Until then
+it may be anything, so it is read in a process that is ended if it takes too much.
+
+Where a token comes from: its document, the row of its source, and what that says of itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+import numpy as np
+from numpy.typing import NDArray
+from fwconvert.errors import FwconvertError, SourceError, UsageError, message
+from fwconvert.recipe import Rules, SourceShard
+from fwconvert.run.engine import Limits, call_apart
+from fwconvert.inspection.reader import Located, RunReader
+from fwconvert.sources import catalog, parquet
+from fwconvert.sources.hub.dataset import Dataset
+from fwconvert.sources.hub.ranged import RangedFile
+from fwconvert.store import places
+from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert import records
+from fwconvert.errors import ManifestError, UsageError, message, printable
+from fwconvert.recipe import EotSide, parse_count
+from fwconvert.records import Part
+from fwconvert.inspection.show import find_shard
+from fwconvert.store import names
+from fwconvert.store.receipts import ShardLine
+
+# However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
+# A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
+_GUARD = Limits(memory_bytes=2**30, stall_seconds=300.0)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the columns `id` and `url` of a row say, if there are any."""
+
+    id: str | None
+    url: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the row says of itself, or None and why it is not to be had."""
+
+    row: Told | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A file that may be the source: on this machine, or one of a dataset, by its name and revision."""
+
+    name: str
+    file: SourceShard
+    place: Path | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Whether a row of a copy gives the tokens of a document, and what else it says."""
+
+    copy: _Copy
+    row: int
+    rules: Rules
+    # Where the vocabulary is.
+    tables: Path
+    tokens: NDArray[Any]
+    is_whole: bool
+
+
+class Rows:
+    """The rows of a run's sources, wherever the files are."""
+
+    def __init__(self, run: RunReader, root: Path | None = None) -> None:
+        if root is not None and not root.is_dir():
+            raise UsageError(message("--source must be the folder that has the run's sources", given=root))
+        self._run = run
+        self._root = root
+
+    def find(self, located: Located) -> Found:
+        """Return the row of a document, from the first copy of its source that is the right one."""
+        reason = "the source file is not here"
+        for copy in self._copies(located.source):
+            try:
+                return Found(self._read(copy, located))
+            except FwconvertError as error:
+                reason = str(error)
+        return Found(None, reason)
+
+    def _copies(self, index: int) -> Iterator[_Copy]:
+        """Yield where the source may be; the hub only if nobody said where."""
+        manifest, file = self._run.manifest, self._run.manifest.sources[index]
+        root = self._root or places.read(self._run.folder)
+        place = None if root is None or not root.is_dir() else self._below(root, file.path)
+        if place is not None:
+            yield _Copy(str(place), file, place)
+        if self._root is None and manifest.revision and "/" in manifest.dataset:
+            place_there = manifest.dataset, manifest.revision
+            yield _Copy(f"{manifest.dataset}/{file.path}", file, place_there)
+
+    def _below(self, root: Path, path: str) -> Path | None:
+        return catalog.locate(self._run.account.recipe.source, root).get(path)
+
+    def _read(self, copy: _Copy, located: Located) -> Told:
+        document, rules = located.document, self._run.manifest.rules
+        tokens = located.reader.tokens(document.start, document.end)
+        tables = self._run.folder.vocabularies
+        question = _Question(copy, document.row, rules, tables, tokens, document.is_whole)
+        return call_apart(_answer, question, _GUARD)
+
+
+def _answer(question: _Question) -> Told:
+    """Return what a row says of itself; raise SourceError if it gives other tokens."""
+    copy, text_column = question.copy, question.rules.text_column
+    if isinstance(copy.place, Path):
+        there = parquet.size_of(copy.place)
+        if there != copy.file.bytes:
+            raise SourceError(_another(copy.name, f"it has {there:,} bytes"))
+        row = parquet.read_row(copy.place, copy.name, question.row, text_column)
+    else:
+        remote = RangedFile(Dataset(*copy.place), copy.file)
+        row = parquet.read_row(remote, copy.name, question.row, text_column)
+    if not _gives(row, question):
+        raise SourceError(_another(copy.name, f"row {question.row:,} has another text"))
+    return Told(row.id, row.url)
+
+
+def _gives(row: parquet.Row, question: _Question) -> bool:
+    """Tell whether a row's text gives the tokens of the document, as far as they are there."""
+    encoder = tokenizer.load(vocabulary.find(question.rules.tokenizer), question.tables)
+    found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens
+    tokens = question.tokens
+    if question.rules.eot == "before":
+        tokens = tokens[1:]
+    elif question.is_whole:
+        tokens = tokens[:-1]
+    return np.array_equal(found if question.is_whole else found[: len(tokens)], tokens)
+
+
+def _another(name: str, reason: str) -> str:
+    return message("a source file is not the one that was converted", file=name, reason=reason)
+
+
+# Tokens of a document that are enough for its first words.
+_WORDS = 40
+
+
+class Trace(Part, frozen=True):
+    """A token of a run, and where it comes from. Positions count from 0, documents from 1."""
+
+    shard: str
+    offset: int
+    token: int
+    token_text: str
+    dataset: str
+    revision: str
+    source: str
+    row: int
+    # In the run; None if a source before it is not converted yet.
+    document: int | None
+    # Where the document starts, and where in the document the token is.
+    starts_in: str
+    starts_at: int
+    position: int
+    # None if its end is not there: in a token shard that is not made yet, dropped, or cut off by the limit.
+    document_tokens: int | None
+    first_words: str
+    # From the source file; None if it was not to be had, for the reason told.
+    id: str | None
+    url: str | None
+    missing: str
+
+
+def trace(out: Path, place: str, root: Path | None = None) -> Trace:
+    """Return where the token at `place` (SHARD:OFFSET) of the run in `out` comes from.
+
+    The row itself is read from the files below `root`, or from where the run's
+    sources were, or over the hub. Without them the rest is told.
+    """
+    run = RunReader(out)
+    line, offset = _place(run, place)
+    decoder = tokenizer.load(vocabulary.find(run.manifest.rules.tokenizer), run.folder.vocabularies)
+    rows = Rows(run, root)
+    located = run.find(line, offset)
+    found = rows.find(located)
+    reader, document, manifest = located.reader, located.document, run.manifest
+    token = reader.tokens(located.position, located.position + 1)
+    starts_in, starts_at = reader.place(document.start)
+    return Trace(
+        shard=line.name,
+        offset=offset,
+        token=int(token[0]),
+        token_text=_text(decoder.decode(token)),
+        dataset=manifest.dataset,
+        revision=manifest.revision,
+        source=manifest.sources[located.source].path,
+        row=document.row,
+        document=located.number,
+        starts_in=starts_in,
+        starts_at=starts_at,
+        position=located.position - document.start,
+        document_tokens=document.end - document.start if document.is_whole else None,
+        first_words=_text(decoder.decode(_first_words(located, manifest.rules.eot))),
+        id=_short(found.row.id if found.row else None),
+        url=_short(found.row.url if found.row else None),
+        missing=found.reason,
+    )
+
+
+def in_words(found: Trace) -> str:
+    """Return what was found for a person, and how to get what is missing."""
+    length = "" if found.document_tokens is None else f" of {found.document_tokens:,}"
+    number = "a document" if found.document is None else f"document {found.document:,}"
+    rows: dict[str, object] = {
+        "source": found.source,
+        "dataset": " ".join(filter(None, (found.dataset, found.revision))),
+        "row": f"{found.row:,}",
+        "id": found.id,
+        "url": found.url,
+        "document": f"{number} of the run, from {found.starts_in}:{found.starts_at}",
+        "token": f"{found.position:,}{length} in the document, {found.token} {_quoted(found.token_text)}",
+        "begins": _quoted(found.first_words),
+    }
+    rows = {name: value for name, value in rows.items() if value is not None}
+    place = f"{found.shard}:{found.offset}"
+    if not found.missing:
+        return message(place, **rows)
+    advice = "to have the id and the url, name the folder that has the source files: --source DIR"
+    return f"{message(place, advice, **rows)}\nnot read: {found.missing}"
+
+
+def _quoted(text: str) -> str:
+    return records.encode(text).decode()
+
+
+def _first_words(located: Located, side: EotSide) -> tokenizer.Tokens:
+    """Return the first tokens of a document, without its separator."""
+    document = located.document
+    begin, end = document.start, document.end
+    if side == "before":
+        begin += 1
+    elif document.is_whole:
+        end -= 1
+    return located.reader.tokens(begin, min(begin + _WORDS, end))
+
+
+def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
+    """Return the token shard and the offset that a user means."""
+    name, _, number = given.rpartition(":")
+    try:
+        offset = parse_count(number)
+    except ValueError as error:
+        raise UsageError(
+            message(
+                "this is not the place of a token",
+                "give a token shard and the number of a token in it, from 0: train_00000_001:1234",
+                given=given,
+                reason=error,
+            )
+        ) from None
+    line = find_shard(run.manifest, name)
+    if not names.is_shard(run.manifest.rules, line.name):
+        raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
+    if offset >= line.tokens:
+        raise UsageError(
+            message(
+                "the token shard has not so many tokens",
+                f"choose a number from 0 to {line.tokens - 1:,}",
+                shard=line.name,
+                given=f"{offset:,}",
+            )
+        )
+    return line, offset
+
+
+def _text(content: bytes) -> str:
+    return printable(content.decode(errors="replace"))
+
+
+def _short(text: str | None) -> str | None:
+    return None if text is None else printable(text[:2000]).replace("\n", " ")
