@@ -12,12 +12,12 @@ from fwconvert.records import Part
 from fwconvert.store import names
 
 if TYPE_CHECKING:
-    from fwconvert.run.convert import Result
-    from fwconvert.run.estimate import Plan
     from fwconvert.inspection.show import Document
     from fwconvert.inspection.status import Status
-    from fwconvert.store.run_manifest import Headline
     from fwconvert.inspection.verify import Report
+    from fwconvert.run.convert import Result
+    from fwconvert.run.estimate import Plan
+    from fwconvert.store.run_manifest import Headline
 
 
 class PlanReport(Part, frozen=True):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fwconvert import formats, loader_files, where
+from fwconvert import formats, where
+from fwconvert.loader import files as loader_files
 from fwconvert.errors import FwconvertError
-from fwconvert.loader_files import Expected
+from fwconvert.loader.files import Expected
 from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.run import estimate
 from fwconvert.run.prefetch import LocalOrigin

@@ -18,8 +18,8 @@ import msgspec
 
 import fwconvert
 from fwconvert import records
-from fwconvert.inspection import show, status, trace, verify, verify_shard
 from fwconvert.errors import FwconvertError
+from fwconvert.inspection import show, status, trace, verify, verify_shard
 from fwconvert.recipe import Recipe, Rules
 from fwconvert.run import export, resume
 from fwconvert.run.convert import SilentObserver

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
 from fwconvert import cli, progress  # noqa: F401
-from fwconvert.inspection import verify  # noqa: F401
 from fwconvert.errors import FwconvertError
+from fwconvert.inspection import verify
 from fwconvert.job import worker  # noqa: F401
 from fwconvert.run import convert, engine  # noqa: F401
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_oracle import documents, packed, shuffled, step_sizes, told, windows, write
 
-from fwconvert import loader_documents, loader_windows
+from fwconvert.loader import documents, windows
 from fwconvert.errors import UsageError
 from fwconvert.loader import Loader, inputs_and_targets
 
@@ -142,7 +142,7 @@ def test_a_state_from_before_empty_batches_were_left_out_gives_the_rest(folder: 
 def test_it_does_not_matter_how_many_windows_are_found_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, order: Any, ahead: int
 ) -> None:
-    monkeypatch.setattr(loader_windows, "_AHEAD", ahead)
+    monkeypatch.setattr(windows, "_AHEAD", ahead)
 
     for batch in (1, 2, 5):
         assert rows(Loader(folder, seq_len=SEQ_LEN, batch=batch, order=order)) == wanted(order)
@@ -497,7 +497,7 @@ def test_documents_are_shuffled_and_packed(run: tuple[Path, list[list[int]]], se
 def test_it_does_not_matter_how_many_documents_are_looked_up_at_a_time(
     run: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch, ahead: int, seq_len: int
 ) -> None:
-    monkeypatch.setattr(loader_documents, "_AHEAD", ahead)
+    monkeypatch.setattr(documents, "_AHEAD", ahead)
     out, told_documents = run
 
     served = rows(Loader(out, order="documents", seq_len=seq_len))

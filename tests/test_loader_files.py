@@ -11,7 +11,7 @@ import zstandard
 from loader_oracle import llmc
 
 from fwconvert.errors import ShardError
-from fwconvert.loader_files import Expected, Kept, look
+from fwconvert.loader.files import Expected, Kept, look
 
 TOKENS = [7, 0, 65535, 1, 2]
 

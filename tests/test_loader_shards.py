@@ -15,7 +15,7 @@ from loader_oracle import documents, llmc, packed, shuffled, told, windows, writ
 
 from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError
 from fwconvert.loader import Loader
-from fwconvert.loader_shards import Wanted, find
+from fwconvert.loader.shards import Wanted, find
 
 
 @pytest.fixture(scope="module")

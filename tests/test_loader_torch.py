@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from fwconvert.errors import UsageError  # noqa: E402
 from fwconvert.loader import Loader  # noqa: E402
-from fwconvert.loader_torch import TokenDataset  # noqa: E402
+from fwconvert.loader.torch import TokenDataset  # noqa: E402
 
 LENGTHS = (100, 33, 257)
 SEQ_LEN = 8

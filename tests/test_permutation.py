@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_oracle import permuted
 
-from fwconvert.permutation import Permutation
+from fwconvert.loader.permutation import Permutation
 
 
 def whole(size: int, seed: int, epoch: int) -> list[int]:

@@ -15,9 +15,9 @@ import pytest
 import runner
 from hub_server import COMMIT, REPO, HubServer
 
-from fwconvert.inspection import show
 from fwconvert.cli import main
 from fwconvert.errors import ManifestError, ShardError, UsageError
+from fwconvert.inspection import show
 from fwconvert.inspection.trace import Trace, in_words, trace
 
 SIDES = ["before", "after"]

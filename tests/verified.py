@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 import fwconvert
 from fwconvert.errors import ManifestError
+from fwconvert.inspection.verify import verify
 from fwconvert.shards import shard
 from fwconvert.store import names
 from fwconvert.tokens.vocabulary import find
-from fwconvert.inspection.verify import verify
 
 SIZE = 64
 # llm.c's.

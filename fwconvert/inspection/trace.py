@@ -11,24 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from fwconvert.errors import FwconvertError, SourceError, UsageError, message
-from fwconvert.recipe import Rules, SourceShard
-from fwconvert.run.engine import Limits, call_apart
+
+from fwconvert import records
+from fwconvert.errors import FwconvertError, ManifestError, SourceError, UsageError, message, printable
 from fwconvert.inspection.reader import Located, RunReader
+from fwconvert.inspection.show import find_shard
+from fwconvert.recipe import EotSide, Rules, SourceShard, parse_count
+from fwconvert.records import Part
+from fwconvert.run.engine import Limits, call_apart
 from fwconvert.sources import catalog, parquet
 from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.sources.hub.ranged import RangedFile
-from fwconvert.store import places
-from fwconvert.tokens import tokenizer, vocabulary
-from fwconvert import records
-from fwconvert.errors import ManifestError, UsageError, message, printable
-from fwconvert.recipe import EotSide, parse_count
-from fwconvert.records import Part
-from fwconvert.inspection.show import find_shard
-from fwconvert.store import names
+from fwconvert.store import names, places
 from fwconvert.store.receipts import ShardLine
+from fwconvert.tokens import tokenizer, vocabulary
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.

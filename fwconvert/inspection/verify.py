@@ -16,6 +16,9 @@ from pathlib import Path
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
+from fwconvert.inspection.verify_manifest import FILE
+from fwconvert.inspection.verify_manifest import problems as manifest_problems
+from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 from fwconvert.recipe import default_workers
 from fwconvert.run import cleanup
 from fwconvert.shards.expected import Account, Expected
@@ -25,9 +28,6 @@ from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.tokens import vocabulary
-from fwconvert.inspection.verify_manifest import FILE
-from fwconvert.inspection.verify_manifest import problems as manifest_problems
-from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 
 __all__ = ["Problem", "Report", "verify"]
 

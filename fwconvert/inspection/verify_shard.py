@@ -12,24 +12,24 @@ a Stretch is what they need to know.
 import hashlib
 import io
 from bisect import bisect_left
-from dataclasses import dataclass
-from typing import Any
-import numpy as np
-from numpy.typing import NDArray
-from fwconvert.errors import ShardError
-from fwconvert.recipe import Rules
-from fwconvert.shards import shard
-from fwconvert.tokens.vocabulary import Vocabulary
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
+from fwconvert.recipe import Rules
+from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine, Sidecar
+from fwconvert.tokens.vocabulary import Vocabulary
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
 STEP = 2**20

@@ -16,9 +16,10 @@ from typing import Any, Self
 import msgspec
 
 from fwconvert import formats, records
-from fwconvert.inspection import verify_manifest
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
+from fwconvert.inspection import verify_manifest
+from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import estimate, request
@@ -26,7 +27,6 @@ from fwconvert.run.convert import Result, SilentObserver, make
 from fwconvert.run.estimate import Size
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
-from fwconvert.inspection.reader import RunReader
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt

@@ -19,12 +19,12 @@ import runner
 from hub_server import HubServer
 
 from fwconvert import cli
+from fwconvert.inspection.verify import verify
 from fwconvert.job import worker
 from fwconvert.job.orders import Order, Outcome
 from fwconvert.recipe import Layout
 from fwconvert.run import convert
 from fwconvert.run.engine import Progress
-from fwconvert.inspection.verify import verify
 
 Row = dict[str, Any]
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")

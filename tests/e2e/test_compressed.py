@@ -16,9 +16,9 @@ import zstandard
 import fwconvert
 from fwconvert.cli import main
 from fwconvert.errors import ShardError, UsageError
+from fwconvert.inspection.verify import verify
 from fwconvert.loader import Loader
 from fwconvert.recipe import Options
-from fwconvert.inspection.verify import verify
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 FORMATS: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fwconvert.inspection import show, trace
 from fwconvert.errors import FwconvertError, ShardError
+from fwconvert.inspection import show, trace
 from fwconvert.loader import Loader
-from fwconvert.loader_files import Expected, look
+from fwconvert.loader.files import Expected, look
 
 GOOD = "{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }"
 BAD = {

@@ -35,11 +35,11 @@ from verified import (
 )
 
 from fwconvert.inspection import verify_shard
+from fwconvert.inspection.verify import verify
 from fwconvert.store import names
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens.vocabulary import find
-from fwconvert.inspection.verify import verify
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

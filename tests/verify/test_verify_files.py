@@ -17,8 +17,8 @@ from verified import (
     told,
 )
 
-from fwconvert.inspection import verify_shard
 from fwconvert.formats import Format
+from fwconvert.inspection import verify_shard
 from fwconvert.recipe import TokenType
 from fwconvert.shards import shard
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fwconvert.loader_files import Kept
-from fwconvert.loader_shards import Shards
-from fwconvert.permutation import Numbers
+from fwconvert.loader.files import Kept
+from fwconvert.loader.shards import Shards
+from fwconvert.loader.permutation import Numbers
 
 Tokens = NDArray[np.uint16 | np.uint32]
 Shuffle = Callable[[Numbers], Numbers]

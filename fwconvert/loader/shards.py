@@ -16,7 +16,7 @@ import numpy as np
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.formats import ZIPPED
-from fwconvert.loader_files import Expected, Kind, TokenFile, look
+from fwconvert.loader.files import Expected, Kind, TokenFile, look
 from fwconvert.recipe import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
 from fwconvert.store import names, run_manifest

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.loader_files import Kept
-from fwconvert.loader_shards import Shards
-from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens
-from fwconvert.permutation import Numbers
+from fwconvert.loader.files import Kept
+from fwconvert.loader.shards import Shards
+from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens
+from fwconvert.loader.permutation import Numbers
 from fwconvert.shards.shard import INDEX_TYPE, LONG_INDEX_TYPE, map_array
 from fwconvert.store.folder import RunFolder
 

@@ -22,14 +22,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert import loader_shards, loader_state, records
+from fwconvert.loader import shards as loader_shards, state as loader_state
+from fwconvert import records
 from fwconvert.errors import UsageError, message
-from fwconvert.loader_documents import Documents
-from fwconvert.loader_shards import Shards, Wanted
-from fwconvert.loader_state import Order, State
-from fwconvert.loader_waiting import Waiting
-from fwconvert.loader_windows import Mark, Share, Shuffle, Tokens, Windows
-from fwconvert.permutation import Permutation
+from fwconvert.loader.documents import Documents
+from fwconvert.loader.shards import Shards, Wanted
+from fwconvert.loader.state import Order, State
+from fwconvert.loader.waiting import Waiting
+from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens, Windows
+from fwconvert.loader.permutation import Permutation
 from fwconvert.recipe import TokenType
 from fwconvert.store.names import Split
 
