@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.loader import Loader
-from fwconvert.loader.state import Order
 from fwconvert.loader.permutation import Permutation
+from fwconvert.loader.state import Order
 
 SEQ_LEN = 1024
 BATCH = 32

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from fwconvert import formats, where
-from fwconvert.loader import files as loader_files
 from fwconvert.errors import FwconvertError
+from fwconvert.loader import files as loader_files
 from fwconvert.loader.files import Expected
 from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.run import estimate

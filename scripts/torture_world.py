@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli, progress  # noqa: F401
+from fwconvert import cli  # noqa: F401
+from fwconvert.cli import progress  # noqa: F401
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
 from fwconvert.job import worker  # noqa: F401

@@ -12,7 +12,7 @@ import corpus
 import pytest
 from runner import REPOSITORY
 
-from fwconvert import commands
+from fwconvert.cli import commands
 from fwconvert.cli import main
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1", "--last", "keep"]
@@ -297,7 +297,7 @@ def test_an_unexpected_error_is_one_line_and_the_traceback_is_to_be_had(
     def broken(_: object) -> int:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("fwconvert.commands.convert", broken)
+    monkeypatch.setattr("fwconvert.cli.commands.convert", broken)
     assert main(["--version", "demo"]) == 1
     assert "RuntimeError: unforeseen" in said(capsys)
     monkeypatch.setenv("FWCONVERT_DEBUG", "1")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fwconvert import columns
+from fwconvert.cli import screen
 
 LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 
@@ -27,13 +27,13 @@ LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
     ],
 )
 def test_counts_have_three_digits(number: float, text: str) -> None:
-    assert columns.humanised(number) == text
+    assert screen.humanised(number) == text
 
 
 @given(st.floats(0, 9.9e14))
 @unhurried
 def test_a_count_is_never_wider_than_its_column(number: float) -> None:
-    assert len(columns.humanised(number)) <= 5
+    assert len(screen.humanised(number)) <= 5
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_a_count_is_never_wider_than_its_column(number: float) -> None:
     ],
 )
 def test_durations_are_hours_minutes_and_seconds(seconds: float | None, text: str) -> None:
-    assert columns.duration(seconds) == text
+    assert screen.duration(seconds) == text
 
 
 def test_a_hundred_percent_means_all() -> None:
-    assert columns.percent(0.99999) == " 99.9%"
-    assert columns.percent(1.0) == "  100%"
-    assert columns.percent(0.0) == "  0.0%"
+    assert screen.percent(0.99999) == " 99.9%"
+    assert screen.percent(1.0) == "  100%"
+    assert screen.percent(0.0) == "  0.0%"
 
 
 def test_megabytes_have_a_decimal_while_it_matters() -> None:
-    assert [columns.megabytes(n) for n in (0, 4.24e6, 99.94e6, 99.96e6, 1.5e9)] == [
+    assert [screen.megabytes(n) for n in (0, 4.24e6, 99.94e6, 99.96e6, 1.5e9)] == [
         "0.0",
         "4.2",
         "99.9",
@@ -69,53 +69,53 @@ def test_megabytes_have_a_decimal_while_it_matters() -> None:
 
 
 def test_a_path_loses_its_middle_and_keeps_the_number_at_its_end() -> None:
-    assert columns.shortened(LONG.format(17), 34) == "data/CC-MAI…00017-of-00064.parquet"
-    assert columns.shortened("000_00000.parquet", 17) == "000_00000.parquet"
+    assert screen.shortened(LONG.format(17), 34) == "data/CC-MAI…00017-of-00064.parquet"
+    assert screen.shortened("000_00000.parquet", 17) == "000_00000.parquet"
 
 
 @given(st.text(max_size=60), st.integers(1, 40))
 @unhurried
 def test_a_shortened_text_fits(text: str, width: int) -> None:
-    assert cell_len(columns.shortened(text, width)) <= width
+    assert cell_len(screen.shortened(text, width)) <= width
 
 
 def test_ideographs_take_two_columns() -> None:
-    assert columns.cells("教育") == 4
-    assert columns.shortened("教育教育教育.parquet", 14) == "教育….parquet"
+    assert screen.cells("教育") == 4
+    assert screen.shortened("教育教育教育.parquet", 14) == "教育….parquet"
 
 
 def test_a_wrapped_line_is_indented_below_its_beginning() -> None:
     line = "  hint  the kernel kills the largest process"
-    assert columns.wrapped(line, 30) == ["  hint  the kernel kills the", "    largest process"]
-    assert columns.wrapped(line, 80) == [line]
+    assert screen.wrapped(line, 30) == ["  hint  the kernel kills the", "    largest process"]
+    assert screen.wrapped(line, 80) == [line]
 
 
 def test_wrapping_leaves_a_path_whole() -> None:
     path = "/a/path/that-is/longer/than/the/line"
-    assert f"    {path}" in columns.wrapped(f"  log  {path}", 20)
+    assert f"    {path}" in screen.wrapped(f"  log  {path}", 20)
 
 
 def test_control_characters_do_not_reach_the_screen() -> None:
-    assert columns.printable_lines("a\x1b[2Jb\n\tc\x07\ud800") == ["a?[2Jb", "        c??"]
+    assert screen.printable_lines("a\x1b[2Jb\n\tc\x07\ud800") == ["a?[2Jb", "        c??"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 def test_any_text_can_be_written_in_any_encoding_at_its_width(encoding: str) -> None:
     text = "━━── 43% · 1.2M … – 教育"  # noqa: RUF001
-    written = columns.encodable(text, encoding).encode(encoding).decode(encoding)
+    written = screen.encodable(text, encoding).encode(encoding).decode(encoding)
     assert cell_len(written) == cell_len(text)
 
 
 def test_ascii_has_plainer_glyphs() -> None:
-    assert columns.encodable("━─ · … –", "ascii") == "#- | ~ -"  # noqa: RUF001
+    assert screen.encodable("━─ · … –", "ascii") == "#- | ~ -"  # noqa: RUF001
 
 
 def test_what_does_not_fit_in_a_line_is_left_out_whole() -> None:
-    assert columns.fitting(["join 50%", "8/8 jobs", "in 0:00:07"], 20) == "join 50% · 8/8 jobs"
-    assert columns.fitting(["join 50%", "8/8 jobs"], 3) == "join 50%"
+    assert screen.fitting(["join 50%", "8/8 jobs", "in 0:00:07"], 20) == "join 50% · 8/8 jobs"
+    assert screen.fitting(["join 50%", "8/8 jobs"], 3) == "join 50%"
 
 
 @given(st.floats(-1, 2), st.integers(0, 100))
 @unhurried
 def test_a_bar_has_its_width(part: float, width: int) -> None:
-    assert sum(len(text) for text, _ in columns.bar(part, width, "")) == width
+    assert sum(len(text) for text, _ in screen.bar(part, width, "")) == width

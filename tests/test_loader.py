@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_oracle import documents, packed, shuffled, step_sizes, told, windows, write
 
-from fwconvert.loader import documents, windows
 from fwconvert.errors import UsageError
-from fwconvert.loader import Loader, inputs_and_targets
+from fwconvert.loader import Loader, documents, inputs_and_targets, windows
 
 LENGTHS = (100, 0, 33, 1, 8, 257)
 SEQ_LEN = 8

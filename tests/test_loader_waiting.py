@@ -8,9 +8,9 @@ import corpus
 import pytest
 import runner
 
-from fwconvert.loader import waiting as loader_waiting
 from fwconvert.errors import NotReady
 from fwconvert.loader import Loader
+from fwconvert.loader import waiting as loader_waiting
 from fwconvert.loader.waiting import Waiting
 from fwconvert.store import sessions
 from fwconvert.store.folder import Lock, RunFolder

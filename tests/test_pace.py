@@ -3,8 +3,8 @@
 import pytest
 from snapshots import Clock, at, joining
 
-from fwconvert import view
-from fwconvert.pace import Pace, Speed
+from fwconvert.cli import screen
+from fwconvert.cli.screen import Pace, Speed
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_work_taken_back_by_a_failed_job_is_no_speed(pace: Pace, clock: Clock) -
         pace.add(at(done))
         clock.now += 1
     assert pace.recent() == Speed(0, 0)
-    assert view.seconds_left(at(0.3), pace.recent()) is None
+    assert screen.seconds_left(at(0.3), pace.recent()) is None
 
 
 def test_a_run_that_hangs_shows_no_speed(pace: Pace, clock: Clock) -> None:

@@ -21,8 +21,8 @@ from rich.console import Console
 from snapshots import LONG, Clock, at, job, join_job, joining
 
 import fwconvert
-from fwconvert import progress
-from fwconvert.progress import PlainProgress, TerminalProgress
+from fwconvert.cli import progress
+from fwconvert.cli.progress import PlainProgress, TerminalProgress
 from fwconvert.run.convert import SilentObserver
 from fwconvert.run.engine import Progress
 
@@ -329,7 +329,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, colour: bool) -> 
 
 def test_importing_it_loads_nothing_heavy() -> None:
     heavy = "{'rich', 'numpy', 'pyarrow', 'tiktoken', 'multiprocessing'}"
-    code = f"import sys, fwconvert.progress; print({heavy} & sys.modules.keys() or 'nothing')"
+    code = f"import sys, fwconvert.cli.progress; print({heavy} & sys.modules.keys() or 'nothing')"
     command = [sys.executable, "-c", code]
     assert subprocess.check_output(command, env=environment(), text=True) == "nothing\n"
 

@@ -13,7 +13,7 @@ import corpus
 import pytest
 import runner
 
-from fwconvert.streams import spelt
+from fwconvert.cli.console import spelt
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1"]
 

@@ -4,24 +4,24 @@ import re
 
 from snapshots import at, join_job, joining
 
-from fwconvert import view
-from fwconvert.pace import Speed
+from fwconvert.cli import screen
+from fwconvert.cli.screen import Speed
 
 
 def test_empty_sources_count_by_number() -> None:
-    assert view.fraction(at(0, units=0, units_done=0, jobs=4, jobs_done=1)) == 0.25
-    assert view.fraction(at(0, units=0, units_done=0, jobs=0, jobs_done=0)) == 0
+    assert screen.fraction(at(0, units=0, units_done=0, jobs=4, jobs_done=1)) == 0.25
+    assert screen.fraction(at(0, units=0, units_done=0, jobs=0, jobs_done=0)) == 0
 
 
 def test_the_time_left_is_unknown_without_speed_and_zero_without_work() -> None:
-    assert view.seconds_left(at(0.5), None) is None
-    assert view.seconds_left(at(0.5), Speed(0, 0)) is None
-    assert view.seconds_left(at(1.0), None) == 0
-    assert view.seconds_left(at(0.5), Speed(4e6, 1)) == 1000
+    assert screen.seconds_left(at(0.5), None) is None
+    assert screen.seconds_left(at(0.5), Speed(0, 0)) is None
+    assert screen.seconds_left(at(1.0), None) == 0
+    assert screen.seconds_left(at(0.5), Speed(4e6, 1)) == 1000
 
 
 def test_the_join_counts_tokens() -> None:
-    lines = view.screen(joining(0.5, [join_job()]), Speed(5e7, 5e7), 80, 24)
+    lines = screen.screen(joining(0.5, [join_job()]), Speed(5e7, 5e7), 80, 24)
     head, numbers, line = ("".join(text for text, _ in spans) for spans in lines)
     assert re.fullmatch(r"join ━+─+  50\.0% · 0:00:04 left *", head)
     assert numbers == "8/8 jobs · 200M tokens joined · 50.0M tokens/s"
@@ -29,14 +29,14 @@ def test_the_join_counts_tokens() -> None:
 
 
 def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
-    assert not any("fetch" in part or "limit" in part for part in view.counts(at(0.5), None))
+    assert not any("fetch" in part or "limit" in part for part in screen.counts(at(0.5), None))
 
 
 def test_the_time_left_is_that_of_the_slower_of_network_and_workers() -> None:
     # Of 8 GB half was done before; this session has fetched 2 GB and converted 1 GB.
     now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, limit="network")
 
-    assert view.seconds_left(now, Speed(0, 0, 1e6)) == 2000
-    assert view.seconds_left(now, Speed(1e6, 1, 1e6)) == 3000
-    assert view.seconds_left(now, Speed(4e6, 1, 1e6)) == 2000
-    assert view.seconds_left(now, Speed(0, 0, 0)) is None
+    assert screen.seconds_left(now, Speed(0, 0, 1e6)) == 2000
+    assert screen.seconds_left(now, Speed(1e6, 1, 1e6)) == 3000
+    assert screen.seconds_left(now, Speed(4e6, 1, 1e6)) == 2000
+    assert screen.seconds_left(now, Speed(0, 0, 0)) is None

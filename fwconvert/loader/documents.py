@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.loader.files import Kept
+from fwconvert.loader.permutation import Numbers
 from fwconvert.loader.shards import Shards
 from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens
-from fwconvert.loader.permutation import Numbers
 from fwconvert.shards.shard import INDEX_TYPE, LONG_INDEX_TYPE, map_array
 from fwconvert.store.folder import RunFolder
 

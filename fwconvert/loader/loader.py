@@ -22,15 +22,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.loader import shards as loader_shards, state as loader_state
 from fwconvert import records
 from fwconvert.errors import UsageError, message
+from fwconvert.loader import shards as loader_shards
+from fwconvert.loader import state as loader_state
 from fwconvert.loader.documents import Documents
+from fwconvert.loader.permutation import Permutation
 from fwconvert.loader.shards import Shards, Wanted
 from fwconvert.loader.state import Order, State
 from fwconvert.loader.waiting import Waiting
 from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens, Windows
-from fwconvert.loader.permutation import Permutation
 from fwconvert.recipe import TokenType
 from fwconvert.store.names import Split
 

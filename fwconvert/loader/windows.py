@@ -15,8 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from fwconvert.loader.files import Kept
-from fwconvert.loader.shards import Shards
 from fwconvert.loader.permutation import Numbers
+from fwconvert.loader.shards import Shards
 
 Tokens = NDArray[np.uint16 | np.uint32]
 Shuffle = Callable[[Numbers], Numbers]

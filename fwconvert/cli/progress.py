@@ -13,10 +13,10 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
-from fwconvert.columns import SEPARATOR, Span, encodable, fitting, printable_lines, wrapped
-from fwconvert.pace import Clock, Pace
-from fwconvert.streams import Unfailing
-from fwconvert.view import outcome, screen, status
+from fwconvert.cli.screen import SEPARATOR, Span, encodable, fitting, printable_lines, wrapped
+from fwconvert.cli.screen import Clock, Pace
+from fwconvert.cli.console import Unfailing
+from fwconvert.cli.screen import outcome, screen, status
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
     from rich.console import Console

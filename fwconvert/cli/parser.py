@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from fwconvert import commands
+from fwconvert.cli import commands
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
 from fwconvert.job import process
 from fwconvert.recipe import parse_count
-from fwconvert.streams import note, tell
+from fwconvert.cli.console import note, tell
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from fwconvert import records, wording
+from fwconvert import records
+from fwconvert.cli import text as wording
 from fwconvert.errors import OutputError, Stopped, UsageError, message
 from fwconvert.recipe import Options, Recipe
-from fwconvert.streams import note, tell
+from fwconvert.cli.console import note, tell
 
 if TYPE_CHECKING:
     from fwconvert.run.convert import Result
@@ -56,7 +57,7 @@ def _watched(
     recipe: Recipe, args: argparse.Namespace, work: "Callable[[Observer, StopSwitch], Result]"
 ) -> "tuple[int, Result | None]":
     """Do the work, show how far it is and what came of it; return the exit code, and the result if any."""
-    from fwconvert import progress  # noqa: PLC0415
+    from fwconvert.cli import progress  # noqa: PLC0415
 
     try:
         with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
