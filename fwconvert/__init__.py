@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fwconvert.errors import FwconvertError
     from fwconvert.loader import Loader
-    from fwconvert.recipe import Options, Recipe
+    from fwconvert.options import Options
+    from fwconvert.recipes import Recipe
     from fwconvert.run.convert import Result, convert
     from fwconvert.run.export import export
     from fwconvert.run.request import Request, make_recipe, resolve
@@ -34,14 +35,14 @@ __all__ = [
 _HOMES = {
     "FwconvertError": "errors",
     "Loader": "loader",
-    "Options": "config",
-    "Recipe": "config",
-    "Request": "request",
-    "Result": "run",
-    "convert": "run",
-    "export": "export_run",
-    "make_recipe": "request",
-    "resolve": "request",
+    "Options": "options",
+    "Recipe": "recipes",
+    "Request": "run.request",
+    "Result": "run.convert",
+    "convert": "run.convert",
+    "export": "run.export",
+    "make_recipe": "run.request",
+    "resolve": "run.request",
 }
 
 

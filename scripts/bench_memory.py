@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fwconvert.job.process import resident_bytes
+from fwconvert.machine import resident_bytes
 from fwconvert.tokens import gigatoken, vocabulary
 
 _COMMON = 60_000

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import fwconvert
-from fwconvert.recipe import EncoderChoice
+from fwconvert.options import EncoderChoice
 from fwconvert.run import engine
 from fwconvert.shards import cutting, shard
 from fwconvert.sources import parquet

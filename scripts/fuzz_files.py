@@ -11,7 +11,8 @@ from fwconvert import formats, where
 from fwconvert.errors import FwconvertError
 from fwconvert.loader import files as loader_files
 from fwconvert.loader.files import Expected
-from fwconvert.recipe import Options, Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.run import estimate
 from fwconvert.run.prefetch import LocalOrigin
 from fwconvert.run.preflight import Footers

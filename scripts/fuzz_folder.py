@@ -20,7 +20,7 @@ import fwconvert
 from fwconvert import records
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import show, status, trace, verify, verify_shard
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.run import export, resume
 from fwconvert.run.convert import SilentObserver
 from fwconvert.run.events import StopSwitch

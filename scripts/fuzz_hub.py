@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fwconvert.errors import FwconvertError
-from fwconvert.sources.hub.client import client
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.retry import Passing
+from fwconvert.hub.client import client
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.retry import Passing
 
 _NAME, _FILE = "owner/name", "data/000_00000.parquet"
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"

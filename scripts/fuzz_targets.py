@@ -24,7 +24,7 @@ import fuzz_mutate
 from fuzz_mutate import Mutator
 
 from fwconvert.errors import FwconvertError
-from fwconvert.sources.hub.retry import Passing
+from fwconvert.hub.retry import Passing
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEEDS = REPOSITORY / "tests" / "hostile" / "seeds"

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli  # noqa: F401
+from fwconvert import cli, processes
 from fwconvert.cli import progress  # noqa: F401
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
@@ -102,7 +102,7 @@ def make_sources(world: World, folder: Path) -> Path:
 
 def prepare() -> None:
     """Make this process one that sessions can be forked from."""
-    engine._SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]  # noqa: SLF001
+    processes.SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]
     atomic.BLOCK_BYTES = 4096
     # A forked worker has the driver's memory but not its threads.
     os.register_at_fork(after_in_child=atomic._writer.cache_clear)  # noqa: SLF001

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from hypothesis import HealthCheck, settings
 
-from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
+from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, Totals
 
 # A busy machine is no failure.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -22,7 +22,7 @@ import corpus
 import runner
 from hub_server import REPO, HubServer, Seen
 
-from fwconvert.recipe import SourceManifest
+from fwconvert.recipes import SourceManifest
 from fwconvert.sources import catalog
 from fwconvert.store import names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
-from fwconvert.recipe import Rules, SourceShard
+from fwconvert.recipes import Rules, SourceShard
 from fwconvert.run.engine import Progress
 from fwconvert.run.state import Snapshot
 from fwconvert.store.receipts import Segment

@@ -365,7 +365,7 @@ def test_a_file_that_grows_too_large_is_an_output_error_that_names_it(tmp_path: 
     code = """
         import resource, sys
         from pathlib import Path
-        from fwconvert import atomic
+        from fwconvert.store import atomic
         from fwconvert.errors import OutputError
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:
@@ -422,7 +422,7 @@ def test_a_kill_at_any_instant_leaves_a_whole_file(tmp_path: Path) -> None:
         import sys
         from itertools import cycle
         from pathlib import Path
-        from fwconvert import atomic
+        from fwconvert.store import atomic
         for letter in cycle(range(65, 91)):
             atomic.replace(Path(sys.argv[1]), bytes([letter]) * 300_000)
     """

@@ -9,7 +9,7 @@ import pytest
 
 from fwconvert import records
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.recipe import SourceManifest, SourceShard, Totals
+from fwconvert.recipes import SourceManifest, SourceShard, Totals
 from fwconvert.sources import catalog
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")

@@ -12,8 +12,7 @@ import corpus
 import pytest
 from runner import REPOSITORY
 
-from fwconvert.cli import commands
-from fwconvert.cli import main
+from fwconvert.cli import commands, main
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1", "--last", "keep"]
 
@@ -328,7 +327,7 @@ def test_status_loads_nothing_heavy(out: Path) -> None:
 def _modules_after(words: list[str]) -> set[str]:
     code = f"""
 import sys
-from fwconvert import commands
+from fwconvert.cli import commands
 from fwconvert.cli import main
 try:
     main({words!r})

@@ -15,19 +15,10 @@ from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, r
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert import recipe
+from fwconvert import machine
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.recipe import (
-    Options,
-    Recipe,
-    Rules,
-    SourceShard,
-    Totals,
-    block_digits,
-    check_rules,
-    is_safe,
-    parse_count,
-)
+from fwconvert.options import Options, parse_count
+from fwconvert.recipes import Recipe, Rules, SourceShard, Totals, block_digits, check_rules, is_safe
 
 
 @pytest.mark.parametrize(
@@ -273,7 +264,7 @@ def test_the_id_is_the_same_in_every_process() -> None:
     code = """
         import sys
         import msgspec
-        from fwconvert.recipe import Recipe
+        from fwconvert.recipes import Recipe
         print(msgspec.json.decode(sys.argv[1], type=Recipe).recipe_id)
     """
     text = msgspec.json.encode(RECIPE).decode()
@@ -306,7 +297,7 @@ def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources()
 
 
 def test_workers_default_to_the_usable_cores_and_an_explicit_number_is_kept() -> None:
-    assert Options(Path("x"), None).worker_count == recipe.default_workers() >= 1
+    assert Options(Path("x"), None).worker_count == machine.cores() >= 1
     assert Options(Path("x"), None, workers=3).worker_count == 3
 
 

@@ -70,7 +70,8 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 
 def start_making(folder: Path, then: str = "", **environment: str) -> "subprocess.Popen[bytes]":
     """Make the corpus in a fresh interpreter."""
-    script = f"import sys, pathlib; from fwconvert import demo; demo.make(pathlib.Path(sys.argv[1])); {then}"
+    make = "import sys, pathlib; from fwconvert.sources import demo; demo.make(pathlib.Path(sys.argv[1]))"
+    script = f"{make}; {then}"
     package = str(Path(fwconvert.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": package} | environment
     return subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)

@@ -12,7 +12,8 @@ from fwconvert.errors import SourceError
 from fwconvert.job import documents
 from fwconvert.job.documents import Documents
 from fwconvert.job.orders import ConvertOrder, RunContext
-from fwconvert.recipe import Encoder, SourceShard
+from fwconvert.options import Encoder
+from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet
 from fwconvert.store.folder import RunFolder
 from fwconvert.tokens.gigatoken import FastTokenizer

@@ -15,7 +15,7 @@ from examples import RECIPE, RULES
 
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
-from fwconvert.recipe import SourceShard
+from fwconvert.recipes import SourceShard
 from fwconvert.run import scheduler
 from fwconvert.run.engine import LocalEngine, Progress
 from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive

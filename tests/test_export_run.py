@@ -23,7 +23,7 @@ import fwconvert
 from fwconvert import records
 from fwconvert.cli import main
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
-from fwconvert.recipe import Options
+from fwconvert.options import Options
 from fwconvert.sources import catalog, pin
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}

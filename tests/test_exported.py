@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner import sha256
 
+from fwconvert import files
 from fwconvert.errors import ShardError
 from fwconvert.job import exported
 from fwconvert.job.exported import ExportedDocuments
 from fwconvert.job.orders import ConvertOrder, Exported, RunContext
-from fwconvert.recipe import EotSide, Rules, SourceShard
-from fwconvert.shards import stream as stream_reader
-from fwconvert.shards.stream import StreamReader, passages
+from fwconvert.recipes import EotSide, Rules, SourceShard
+from fwconvert.shards.passages import passages
+from fwconvert.shards.stream import StreamReader
 from fwconvert.store.receipts import Counts, ShardLine
 
 EOT = 256
@@ -114,11 +115,13 @@ def test_a_damaged_file_is_never_believed(sound: Exported, name: str, damage: st
         taken(sound, "after")
 
 
-def test_a_file_is_hashed_once_and_again_when_it_changes(sound: Exported) -> None:
+def test_a_file_is_hashed_once_and_again_when_it_changes(
+    sound: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken(sound, "before")
-    before = stream_reader._sha256.cache_info().misses
-    taken(sound, "after")
-    assert stream_reader._sha256.cache_info().misses == before
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sha256_of", lambda *_: pytest.fail("it was hashed again"))
+        taken(sound, "after")
 
     path = sound.run / "x_train_00001_000.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
@@ -188,7 +191,7 @@ def test_every_token_knows_its_document(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], side: EotSide, size: int
 ) -> None:
     order = written(tmp_path_factory.mktemp("run"), stream_of(lengths, side), side, size, rows=100)
-    reader = StreamReader(order.run, order.rules, order.passages)
+    reader = StreamReader(order.run, order.rules, order.passages, 256)
     position = 0
     for number, length in enumerate(lengths):
         end = position + length + 1

@@ -25,8 +25,8 @@ from hub_faults import nobody
 from hub_runs import environment
 from hub_server import COMMIT, REPO, HubServer, Seen
 
-from fwconvert.recipe import SourceShard
-from fwconvert.sources.hub.download import part_name
+from fwconvert.hub.download import part_name
+from fwconvert.recipes import SourceShard
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 
@@ -37,8 +37,8 @@ LONGEST = 300
 FETCHER = """
 import json, os, sys, threading, time
 from pathlib import Path
-from fwconvert import fetch, hub, hub_client, patience
-from fwconvert.recipe import SourceShard
+from fwconvert.hub import client, dataset as hub, download, retry
+from fwconvert.recipes import SourceShard
 
 calls, hold = [], None
 
@@ -69,9 +69,9 @@ def carry_out(order):
     global hold
     calls.clear()
     hold = order["hold"]
-    hub_client.client().constants.HF_HUB_DOWNLOAD_TIMEOUT = order["timeout"]
-    patience._LONGEST_BACKOFF = order["longest_backoff"]
-    patience._LONGEST_ASKED_WAIT = order["longest_asked_wait"]
+    client.client().constants.HF_HUB_DOWNLOAD_TIMEOUT = order["timeout"]
+    retry._LONGEST_BACKOFF = order["longest_backoff"]
+    retry._LONGEST_ASKED_WAIT = order["longest_asked_wait"]
     stop, told, came = threading.Event(), [], [0]
 
     def count(size):
@@ -80,7 +80,7 @@ def carry_out(order):
             stop.set()
 
     dataset = hub.Dataset(order["repo"], order["revision"])
-    fetching = fetch.Fetching(dataset, order["patience"], stop, count, told.append, order["keeps"])
+    fetching = download.Fetching(dataset, order["patience"], stop, count, told.append, order["keeps"])
     error = text = ""
     begin = time.monotonic()
     try:

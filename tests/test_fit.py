@@ -11,7 +11,7 @@ import pytest
 import runner
 
 from fwconvert.errors import HubError, UsageError
-from fwconvert.sources.hub import retry
+from fwconvert.hub import retry
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 # What is asked for, and what must be told of it.

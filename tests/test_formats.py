@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fwconvert import formats, records
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
-from fwconvert.recipe import Recipe, Rules, check_rules
+from fwconvert.recipes import Recipe, Rules, check_rules
 from fwconvert.run.request import make_recipe
 from fwconvert.store import names
 

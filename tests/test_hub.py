@@ -45,33 +45,33 @@ QUICK = {"HF_HUB_DOWNLOAD_TIMEOUT": "2"}
 ASKER = """
 import json, sys, threading
 from pathlib import Path
-from fwconvert import fetch, hub, patience
-from fwconvert.recipe import SourceShard
+from fwconvert.hub import dataset as hub, download, retry
+from fwconvert.recipes import SourceShard
 
-patience._LONGEST_BACKOFF = 0.05
+retry._LONGEST_BACKOFF = 0.05
 how, *questions = json.loads(sys.argv[1])
 hub._CALL_SECONDS = how["call_seconds"]
-patience._LONGEST_ASKED_WAIT = how["longest_asked_wait"]
+retry._LONGEST_ASKED_WAIT = how["longest_asked_wait"]
 stop, told = threading.Event(), []
-endure = patience.Patience.endure
+endure = retry.Patience.endure
 
 def enduring(self, trouble, what):
     if how["trouble"]:
         Path(how["trouble"]).touch()
     endure(self, trouble, what)
 
-patience.Patience.endure = enduring
+retry.Patience.endure = enduring
 
 def answer(kind, repo, revision, *more):
     dataset = hub.Dataset(repo, revision)
     if kind == "commit":
-        return patience.patiently(dataset.commit, repo, patience.Patience(how["patience"], stop, told.append))
+        return retry.patiently(dataset.commit, repo, retry.Patience(how["patience"], stop, told.append))
     if kind == "files":
         ask = lambda: dataset.files(*more)
-        found = patience.patiently(ask, repo, patience.Patience(how["patience"], stop, told.append))
+        found = retry.patiently(ask, repo, retry.Patience(how["patience"], stop, told.append))
         return [[file.path, file.bytes, file.sha256] for file in found]
     file, folder = more
-    fetching = fetch.Fetching(dataset, how["patience"], stop, lambda size: None, told.append)
+    fetching = download.Fetching(dataset, how["patience"], stop, lambda size: None, told.append)
     fetching.fetch(SourceShard(*file), Path(folder) / file[0], Path(folder) / ".parts")
 
 for question in questions:
@@ -443,12 +443,12 @@ def test_a_server_that_is_down_is_said_with_its_address(tmp_path: Path) -> None:
 PATIENCE = """
 import json, random, types
 from email.utils import formatdate
-from fwconvert import hub, hub_client, patience
+from fwconvert.hub import client, dataset as hub, retry
 from fwconvert.errors import HubError, Stopped
 
 now = [1_000_000_000.0]
-hub.time = patience.time = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
-patience.random = random.Random(1)
+hub.time = retry.time = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+retry.random = random.Random(1)
 
 class Stop:
     # Time passes while somebody waits for it, and no other time does.
@@ -462,13 +462,13 @@ class Stop:
 
 def tried(seconds, *waits, progress=(), stop_at=None):
     stop, told = Stop(stop_at), []
-    patient = patience.Patience(seconds, stop, told.append)
+    patient = retry.Patience(seconds, stop, told.append)
     end = ""
     for number, wait in enumerate(waits):
         if number in progress:
             patient.progress()
         try:
-            patient.endure(patience.Passing(f"trouble {number}", wait), "the file")
+            patient.endure(retry.Passing(f"trouble {number}", wait), "the file")
         except (HubError, Stopped) as caught:
             end = f"{type(caught).__name__}: {caught}"
             break
@@ -476,7 +476,7 @@ def tried(seconds, *waits, progress=(), stop_at=None):
 
 def dripped(seconds, size, every, **how):
     # Return how long bytes come before they are too few; 1,000 s are long enough.
-    patient, begun = patience.Patience(seconds, Stop(), lambda _: None), now[0]
+    patient, begun = retry.Patience(seconds, Stop(), lambda _: None), now[0]
     try:
         while now[0] < begun + 1000:
             now[0] += every
@@ -487,7 +487,7 @@ def dripped(seconds, size, every, **how):
 
 def asked(status, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return hub._asked_wait(hub_client.client().httpx.Headers(named), status)
+    return hub._asked_wait(client.client().httpx.Headers(named), status)
 
 def date(seconds):
     return formatdate(now[0] + seconds, usegmt=True)

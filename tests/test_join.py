@@ -18,7 +18,7 @@ from fwconvert.errors import ShardError
 from fwconvert.job import joining as tails_module
 from fwconvert.job.joining import joined_pieces
 from fwconvert.job.orders import JoinOrder, RunContext
-from fwconvert.recipe import Layout, Rules, TokenType
+from fwconvert.recipes import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, Segment
@@ -288,7 +288,7 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         import resource, sys
         from pathlib import Path
         from examples import rules_with
-        from fwconvert import worker
+        from fwconvert.job import worker
         from fwconvert.store.folder import RunFolder
         from fwconvert.job.orders import JoinOrder, RunContext
         from fwconvert.store.receipts import Segment

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fwconvert import limits
 from fwconvert.errors import HubError
 from fwconvert.job.orders import ConvertOrder, Failure, RunContext, Unfetched
-from fwconvert.limits import Allowance, Amount, Limits
-from fwconvert.recipe import Recipe, Rules, SourceShard
-from fwconvert.run.limiter import Rations
+from fwconvert.limits import Amount
+from fwconvert.recipes import Recipe, Rules, SourceShard
+from fwconvert.run.limiter import Allowance, Limiter, Rations
 from fwconvert.run.prefetch import Ready
 from fwconvert.store.receipts import Counts, Receipt, Tail
 
@@ -78,7 +78,7 @@ def test_whatever_is_expected_and_whoever_is_first_the_run_is_that_of_the_model(
 ) -> None:
     chance = random.Random(seed)
     rules = rules_of(documents, tokens)
-    state = Limits(rules, expectations(sources, chance))
+    state = Limiter(rules, expectations(sources, chance))
     done: dict[int, Gave] = {}
     flying: dict[int, Allowance] = {}
     for _ in range(1000):
@@ -92,7 +92,7 @@ def test_whatever_is_expected_and_whoever_is_first_the_run_is_that_of_the_model(
             break
         index = chance.choice([*flying])
         if chance.random() < 0.1:  # The process is killed: what was under way was never begun.
-            state = Limits(rules, expectations(sources, chance))
+            state = Limiter(rules, expectations(sources, chance))
             for other, gave in done.items():
                 state.done(other, gave)
             flying.clear()
@@ -112,7 +112,7 @@ def test_whatever_is_expected_and_whoever_is_first_the_run_is_that_of_the_model(
 
 
 def test_a_run_without_a_limit_has_all_its_sources_and_waits_for_nothing() -> None:
-    state = Limits(RULES, [Amount(10, 10)] * 3)
+    state = Limiter(RULES, [Amount(10, 10)] * 3)
 
     assert [state.answer(index) for index in range(3)] == [Allowance()] + ["wait"] * 2
     state.begun(0)
@@ -121,7 +121,7 @@ def test_a_run_without_a_limit_has_all_its_sources_and_waits_for_nothing() -> No
 
 
 def test_sources_go_ahead_while_all_are_expected_to_fit_with_a_margin() -> None:
-    state = Limits(rules_of(None, 1000), [Amount(10, 200)] * 9)
+    state = Limiter(rules_of(None, 1000), [Amount(10, 200)] * 9)
     begun = []
     while (index := state.next) is not None and state.answer(index) != "wait":
         begun.append((index, state.answer(index)))
@@ -132,7 +132,7 @@ def test_sources_go_ahead_while_all_are_expected_to_fit_with_a_margin() -> None:
 
 def test_what_sources_give_teaches_what_to_expect() -> None:
     # A filter keeps an eighth, which nobody could know.
-    state = Limits(rules_of(None, 1000), [Amount(10, 1000)] * 9)
+    state = Limiter(rules_of(None, 1000), [Amount(10, 1000)] * 9)
     state.begun(0)
     assert state.answer(1) == "wait"
     state.done(0, Gave(1, 125))
@@ -145,14 +145,14 @@ def test_what_sources_give_teaches_what_to_expect() -> None:
 
 
 def test_the_next_source_gets_exactly_what_is_left() -> None:
-    state = Limits(rules_of(100, 1000), [Amount(10, 10)] * 3)
+    state = Limiter(rules_of(100, 1000), [Amount(10, 10)] * 3)
     state.done(0, Gave(30, 100))
 
     assert state.answer(1) == Allowance(70, 900)
 
 
 def test_nothing_is_needed_behind_the_limit() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 1)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)] * 3)
     state.done(0, Gave(5, 100))
     state.done(1, Gave(1, 1))
 
@@ -161,7 +161,7 @@ def test_nothing_is_needed_behind_the_limit() -> None:
 
 
 def test_a_source_that_gave_more_than_there_is_room_for_is_done_again() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 1)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)] * 3)
     for index in range(3):
         assert state.answer(index) == (Allowance(None, 100) if index == 0 else Allowance())
         state.begun(index)
@@ -175,14 +175,14 @@ def test_a_source_that_gave_more_than_there_is_room_for_is_done_again() -> None:
 
 
 def test_a_receipt_that_was_ended_too_early_does_not_stay() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 1)])
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)])
     state.done(0, Gave(9, 60, limited=True))
 
     assert (state.unfit, state.settled) == ([0], 0)
 
 
 def test_no_more_is_fetched_ahead_than_may_be_needed() -> None:
-    state = Limits(rules_of(None, 1000), [Amount(10, 600)] * 9)
+    state = Limiter(rules_of(None, 1000), [Amount(10, 600)] * 9)
 
     assert [state.is_wanted_soon(index) for index in range(5)] == [True] * 3 + [False] * 2  # 600 / 1.5 each
     state.done(0, Gave(1, 60))
@@ -224,7 +224,7 @@ def handed(item: ConvertOrder | Unfetched | None) -> object:
 
 
 def test_orders_are_handed_out_in_order_though_their_files_come_otherwise() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 20)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 20)] * 3)
     ready = Rations(state).ready(iter([order_of(1), None, order_of(0), order_of(2)]))
 
     assert [handed(next(ready)) for _ in range(4)] == [None, None, (0, 100), (1, None)]
@@ -236,7 +236,7 @@ def test_orders_are_handed_out_in_order_though_their_files_come_otherwise() -> N
 
 
 def test_handing_out_ends_with_the_limit() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 90)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 90)] * 3)
     ready = Rations(state).ready(iter([order_of(0), order_of(1), order_of(2)]))
 
     assert [handed(next(ready)) for _ in range(2)] == [(0, 100), None]
@@ -246,7 +246,7 @@ def test_handing_out_ends_with_the_limit() -> None:
 
 @pytest.mark.parametrize("withdrawn", [True, False])
 def test_handing_out_ends_at_a_source_that_failed_or_is_to_be_done_again(*, withdrawn: bool) -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 1)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)] * 3)
     for_ever: Ready = iter(lambda: None, 0)
     coming: list[Ready] = [iter([order_of(0), order_of(1)]), for_ever]
     ready = Rations(state).ready(item for part in coming for item in part)
@@ -261,7 +261,7 @@ def test_handing_out_ends_at_a_source_that_failed_or_is_to_be_done_again(*, with
 
 
 def test_a_source_that_is_not_to_be_had_ends_it_too() -> None:
-    state = Limits(rules_of(None, 100), [Amount(1, 1)] * 3)
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)] * 3)
     lost = Unfetched(order_of(0), Failure("unfetched", "gone"))
     ready = Rations(state).ready(iter([order_of(1), lost, order_of(2)]))
 
@@ -274,7 +274,7 @@ def test_trouble_of_the_hub_is_raised_when_what_came_was_handed_out() -> None:
         yield order_of(0)
         raise HubError("no way")
 
-    state = Limits(rules_of(None, 100), [Amount(1, 1)] * 2)
+    state = Limiter(rules_of(None, 100), [Amount(1, 1)] * 2)
     ready = Rations(state).ready(coming())
 
     assert [handed(next(ready)) for _ in range(2)] == [(0, 100), None]
@@ -300,7 +300,7 @@ def test_what_a_source_may_give_is_told_without_a_look_at_all_others() -> None:
     # With 100,000 sources a look at each took 63 ms, for every order.
     sources = 1000
     expected = Looked([Amount(10, 100)] * sources)
-    limits = Limits(rules_with(limit_tokens=10**9), expected)
+    limits = Limiter(rules_with(limit_tokens=10**9), expected)
     for index in range(sources // 2):
         limits.answer(index)
         limits.is_wanted_soon(index + 1)
@@ -318,7 +318,7 @@ def test_the_scale_is_that_of_the_sources_that_are_done(
     gave: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     expected = [Amount(data.draw(st.integers(0, 9)), data.draw(st.integers(1, 99))) for _ in gave]
-    limits = Limits(rules_with(limit_tokens=10**9), expected)
+    limits = Limiter(rules_with(limit_tokens=10**9), expected)
     for index, (documents, tokens) in enumerate(gave):
         limits.done(index, Counts(documents, documents, 0, 0, tokens, tokens))
     undone = data.draw(st.sets(st.integers(0, len(gave) - 1)))

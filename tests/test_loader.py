@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from loader_oracle import documents, packed, shuffled, step_sizes, told, windows, write
 
 from fwconvert.errors import UsageError
-from fwconvert.loader import Loader, documents, inputs_and_targets, windows
+from fwconvert.loader import Loader, inputs_and_targets
+from fwconvert.loader import documents as document_order
+from fwconvert.loader import windows as window_order
 
 LENGTHS = (100, 0, 33, 1, 8, 257)
 SEQ_LEN = 8
@@ -141,7 +143,7 @@ def test_a_state_from_before_empty_batches_were_left_out_gives_the_rest(folder: 
 def test_it_does_not_matter_how_many_windows_are_found_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, order: Any, ahead: int
 ) -> None:
-    monkeypatch.setattr(windows, "_AHEAD", ahead)
+    monkeypatch.setattr(window_order, "_AHEAD", ahead)
 
     for batch in (1, 2, 5):
         assert rows(Loader(folder, seq_len=SEQ_LEN, batch=batch, order=order)) == wanted(order)
@@ -496,7 +498,7 @@ def test_documents_are_shuffled_and_packed(run: tuple[Path, list[list[int]]], se
 def test_it_does_not_matter_how_many_documents_are_looked_up_at_a_time(
     run: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch, ahead: int, seq_len: int
 ) -> None:
-    monkeypatch.setattr(documents, "_AHEAD", ahead)
+    monkeypatch.setattr(document_order, "_AHEAD", ahead)
     out, told_documents = run
 
     served = rows(Loader(out, order="documents", seq_len=seq_len))

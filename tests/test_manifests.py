@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fwconvert import records
-from fwconvert.recipe import SourceManifest, Totals
+from fwconvert.recipes import SourceManifest, Totals
 from fwconvert.sources import catalog
 
 FOLDER = Path(__file__).parent.parent / "manifests"

@@ -8,7 +8,7 @@ from examples import FILES, RULES, recipe_with, rules_with, unhurried
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwconvert.recipe import Recipe
+from fwconvert.recipes import Recipe
 from fwconvert.store import names
 
 CONTIGUOUS = Recipe(recipe_with().source, rules_with(layout="contiguous"))

@@ -7,7 +7,8 @@ import examples
 import pytest
 
 from fwconvert.errors import UsageError
-from fwconvert.recipe import Options, Recipe, SourceShard
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run import estimate
 from fwconvert.store.folder import RunFolder
 

@@ -13,10 +13,10 @@ import examples
 import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
+from fwconvert.hub.download import Fetching
 from fwconvert.job.orders import ConvertOrder, RunContext, Unfetched
-from fwconvert.recipe import SourceShard
+from fwconvert.recipes import SourceShard
 from fwconvert.run.prefetch import HubOrigin, Terms
-from fwconvert.sources.hub.download import Fetching
 
 FILES = tuple(SourceShard(f"sample/{number:03}.parquet", 10, f"{number:064x}") for number in range(12))
 MANIFEST = examples.recipe_with(files=FILES).source

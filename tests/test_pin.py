@@ -15,7 +15,7 @@ import runner
 from hub_server import COMMIT, REPO, HubServer
 from runner import assert_tidy_end
 
-from fwconvert.recipe import SourceManifest, Totals
+from fwconvert.recipes import SourceManifest, Totals
 from fwconvert.sources import catalog
 
 CANARY = "hf_canaryInTheCoalMine0123456789abcd"

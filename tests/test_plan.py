@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import UsageError
-from fwconvert.recipe import Recipe, SourceShard, Totals
-from fwconvert.run.estimate import Plan, Size, estimated_sizes, make_plan, refuse_small_disk
+from fwconvert.recipes import Recipe, SourceShard, Totals
+from fwconvert.run.estimate import Plan, estimated_sizes, make_plan, refuse_small_disk
+from fwconvert.sources.catalog import Size
 from fwconvert.tokens import vocabulary
 
 TOKENIZERS = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base", "bytes")

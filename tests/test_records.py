@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import fwconvert
 from fwconvert import records
 from fwconvert.errors import ManifestError
-from fwconvert.recipe import Recipe
+from fwconvert.recipes import Recipe
 from fwconvert.records import Part, Record
 
 
@@ -254,9 +255,9 @@ def structs(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 def test_what_is_left_out_does_not_depend_on_where_a_value_comes_from() -> None:
     """msgspec leaves a default out if the value is the same object, not if it is equal."""
-    for path in Path(fwconvert.__file__).parent.glob("*.py"):
-        if path.stem not in {"__main__", "loader_torch"}:
-            importlib.import_module(f"fwconvert.{path.stem}" if path.stem != "__init__" else "fwconvert")
+    for found in pkgutil.walk_packages(fwconvert.__path__, "fwconvert."):
+        if found.name not in {"fwconvert.__main__", "fwconvert.loader.torch"}:
+            importlib.import_module(found.name)
     omitting = [kind for kind in structs(records.Part) if kind.__struct_config__.omit_defaults]
     assert {kind.__name__ for kind in omitting} >= {"Rules", "Headline", "JobLine", "ShardLine", "Counts"}
 

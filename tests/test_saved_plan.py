@@ -11,7 +11,7 @@ from examples import CHANGED_RULES, FILES, RECIPE, RULES, SOURCE, recipe_with, r
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError
-from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt, Tail

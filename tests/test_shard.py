@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fwconvert import formats
 from fwconvert.errors import OutputError, ShardError
-from fwconvert.recipe import Rules, TokenType
+from fwconvert.recipes import Rules, TokenType
 from fwconvert.shards import shard
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type

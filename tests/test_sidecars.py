@@ -11,7 +11,7 @@ from examples import rules_with, unhurried
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 from fwconvert.shards import sidecars
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 

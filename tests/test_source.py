@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwconvert.errors import SourceError, Stopped
-from fwconvert.run.estimate import Size
 from fwconvert.sources import parquet
+from fwconvert.sources.catalog import Size
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 
@@ -448,7 +448,7 @@ def test_no_flipped_bit_of_a_file_raises_anything_but_a_source_error(tmp_path: P
     code = """
         import sys
         from pathlib import Path
-        from fwconvert import source
+        from fwconvert.sources import parquet
         from fwconvert.errors import SourceError
         path = Path(sys.argv[1])
         good = path.read_bytes()
@@ -457,7 +457,7 @@ def test_no_flipped_bit_of_a_file_raises_anything_but_a_source_error(tmp_path: P
             damaged[at] ^= 1 << at % 8
             path.write_bytes(damaged)
             try:
-                for batch in source.batches(path, "text"):
+                for batch in parquet.batches(path, "text"):
                     batch.texts.validate(full=True)
             except SourceError as error:
                 assert str(path) in str(error)
@@ -474,7 +474,7 @@ def test_no_flipped_bit_of_a_footer_raises_anything_but_a_source_error(tmp_path:
     code = """
         import sys
         from pathlib import Path
-        from fwconvert import source
+        from fwconvert.sources import parquet
         from fwconvert.errors import SourceError
         path = Path(sys.argv[1])
         good = path.read_bytes()
@@ -484,7 +484,7 @@ def test_no_flipped_bit_of_a_footer_raises_anything_but_a_source_error(tmp_path:
                 damaged = bytearray(good)
                 damaged[at] ^= 1 << bit
                 path.write_bytes(damaged)
-                for look in (source.row_count, source.footer):
+                for look in (parquet.row_count, parquet.footer):
                     try:
                         look(path)
                     except SourceError as error:
@@ -582,7 +582,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
 MEASURE = """
     import resource, sys
     from pathlib import Path
-    from fwconvert import source
+    from fwconvert.sources import parquet
 
     def peak():
         # On Linux getrusage begins with the size of the process that started this one.
@@ -592,7 +592,7 @@ MEASURE = """
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     before, rows, text_bytes = peak(), 0, 0
-    for batch in source.batches(Path(sys.argv[1]), "text"):
+    for batch in parquet.batches(Path(sys.argv[1]), "text"):
         rows += len(batch.rows)
         text_bytes += batch.text_bytes
     print(rows, text_bytes, peak() - before)

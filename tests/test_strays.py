@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 from examples import RULES, SOURCE, rules_with
 
-from fwconvert.recipe import Recipe
-from fwconvert.run import cleanup
+from fwconvert.recipes import Recipe
+from fwconvert.store import unlisted
 from fwconvert.store.folder import RunFolder
 
 KEPT = "edu_fineweb_train_00000_000"
 
 
 def found(folder: Path, recipe: Recipe, listed: set[str]) -> tuple[set[str], set[str]]:
-    unlisted = cleanup.find(RunFolder(folder), recipe, listed)
+    found = unlisted.find(RunFolder(folder), recipe, listed)
     own, foreign = (
-        {path.relative_to(folder).as_posix() for path in paths} for paths in (unlisted.own, unlisted.foreign)
+        {path.relative_to(folder).as_posix() for path in paths} for paths in (found.own, found.foreign)
     )
     return own, foreign
 
@@ -45,7 +45,7 @@ def test_only_what_this_recipe_makes_is_taken_for_its_own_and_removed(tmp_path: 
     fill(tmp_path, stay, own, foreign)
 
     assert found(tmp_path, recipe, {f"{KEPT}.bin"}) == (own, foreign)
-    cleanup.remove(cleanup.find(RunFolder(tmp_path), recipe, {f"{KEPT}.bin"}))
+    unlisted.remove(unlisted.find(RunFolder(tmp_path), recipe, {f"{KEPT}.bin"}))
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert left == stay | foreign
 

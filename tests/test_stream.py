@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import ManifestError
-from fwconvert.shards.stream import Passage, between, length, passages
+from fwconvert.shards.passages import Passage, between, length, passages
 from fwconvert.store.receipts import ShardLine
 
 SHARDS = st.lists(

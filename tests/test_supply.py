@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from examples import RECIPE
 
-from fwconvert.recipe import Options
+from fwconvert.options import Options
 from fwconvert.run.inputs import Sources
 from fwconvert.store import places
 from fwconvert.store.folder import RunFolder

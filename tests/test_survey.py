@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fwconvert.errors import Stopped
-from fwconvert.recipe import Options, Recipe
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
 from fwconvert.run.request import make_recipe
 from fwconvert.run.resume import Look, Survey, survey

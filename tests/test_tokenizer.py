@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
-from fwconvert.recipe import EotSide, TokenType
+from fwconvert.recipes import EotSide, TokenType
 from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
 from fwconvert.tokens.vocabulary import find, read_table
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fwconvert.errors import EndedApart
-from fwconvert.run.engine import Limits, call_apart
+from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.tokens import encoders
 from fwconvert.tokens.vocabulary import find, read_table
 
@@ -53,16 +53,16 @@ def take(megabytes: int) -> str:
 
 def test_a_function_that_takes_too_much_memory_is_ended() -> None:
     with pytest.raises(EndedApart, match=r"its process wanted more than 500,000,000 bytes of memory"):
-        call_apart(take, 600, Limits(memory_bytes=500_000_000))
+        call_apart(take, 600, ProcessLimits(memory_bytes=500_000_000))
 
 
 def test_what_a_function_raises_in_another_process_is_raised_here() -> None:
     with pytest.raises(ZeroDivisionError):
-        call_apart(divmod_by, 0, Limits())
+        call_apart(divmod_by, 0, ProcessLimits())
 
 
 def test_what_a_function_returns_in_another_process_comes_back() -> None:
-    word, _, pid = call_apart(quote, "hello", Limits()).partition(" in ")
+    word, _, pid = call_apart(quote, "hello", ProcessLimits()).partition(" in ")
 
     assert word == "hello"
     assert int(pid) != os.getpid()
@@ -71,14 +71,14 @@ def test_what_a_function_returns_in_another_process_comes_back() -> None:
 
 def test_a_function_that_ends_its_process_ends_only_that() -> None:
     with pytest.raises(EndedApart, match="its process was ended by exit code 3"):
-        call_apart(leave, 3, Limits())
+        call_apart(leave, 3, ProcessLimits())
 
 
 def test_a_function_that_never_returns_is_not_waited_for() -> None:
     before = {child.pid for child in psutil.Process().children()}
 
     with pytest.raises(EndedApart, match="no answer in 1 s"):
-        call_apart(sleep, 10_000.0, Limits(stall_seconds=1))
+        call_apart(sleep, 10_000.0, ProcessLimits(stall_seconds=1))
 
     spawned = [child for child in psutil.Process().children() if child.pid not in before]
     assert not [child for child in spawned if any("spawn_main" in word for word in child.cmdline())]

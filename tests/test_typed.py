@@ -12,7 +12,8 @@ import runner
 
 import fwconvert
 from fwconvert.errors import UsageError
-from fwconvert.recipe import Options, Recipe
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe
 
 # A choice, and what the message must say of it besides its name.
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,19 @@ import pytest
 import zstandard
 
 from fwconvert.errors import ShardError, Stopped
-from fwconvert.job import process
 from fwconvert.shards import zstd
 from fwconvert.store.atomic import Output
 
 CONTENT = np.random.default_rng(1).zipf(1.5, 3_000_000).astype(np.uint16).tobytes()
 
 
-def frame(folder: Path, content: bytes = CONTENT, threads: int = 1) -> Path:
+def frame(
+    folder: Path, content: bytes = CONTENT, threads: int = 1, tick: Callable[[], None] = lambda: None
+) -> Path:
     plain = folder / "plain"
     plain.write_bytes(content)
     with Output(folder, "frame") as output:
-        zstd.zip_file(plain, output, threads)
+        zstd.zip_file(plain, output, threads, tick)
         output.publish(folder / "shard.zst")
     return folder / "shard.zst"
 
@@ -39,20 +41,19 @@ def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
     assert len({frame(tmp_path, threads=threads).read_bytes() for threads in (0, 1, 2, 5)}) == 1
 
 
-def test_a_wish_to_stop_is_obeyed_while_a_large_shard_is_zipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = [0] * process.BOARD_SIZE
-    monkeypatch.setattr(process, "board", board)
-    path = frame(tmp_path, bytes(5 * zstd.STEP))
-    assert board[process.BEAT] >= 5, "each step is a sign of life"
-    board[process.BEAT] = 0
-    zstd.unzip(path, 5 * zstd.STEP)
-    assert board[process.BEAT] > 0
+def test_a_large_shard_ticks_while_it_is_packed_and_unpacked_and_a_tick_may_stop_it(tmp_path: Path) -> None:
+    ticks: list[None] = []
+    path = frame(tmp_path, bytes(5 * zstd.STEP), tick=lambda: ticks.append(None))
+    assert len(ticks) >= 5
+    ticks.clear()
+    zstd.unzip(path, 5 * zstd.STEP, lambda: ticks.append(None))
+    assert ticks
 
-    board[process.STOP] = 1
+    def stop() -> None:
+        raise Stopped("stopped")
+
     with pytest.raises(Stopped):
-        frame(tmp_path)
+        frame(tmp_path, tick=stop)
 
 
 def test_the_zstd_command_reads_it(tmp_path: Path) -> None:

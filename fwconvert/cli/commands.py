@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records
 from fwconvert.cli import text as wording
-from fwconvert.errors import OutputError, Stopped, UsageError, message
-from fwconvert.recipe import Options, Recipe
 from fwconvert.cli.console import note, tell
+from fwconvert.errors import OutputError, Stopped, UsageError, message
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe
 
 if TYPE_CHECKING:
     from fwconvert.run.convert import Result

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from fwconvert.cli import commands
+from fwconvert import processes
 from fwconvert.addresses import plain
+from fwconvert.cli import commands
+from fwconvert.cli.console import note, tell
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
-from fwconvert.job import process
-from fwconvert.recipe import parse_count
-from fwconvert.cli.console import note, tell
+from fwconvert.options import parse_count
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
@@ -45,7 +45,7 @@ The same command goes on after any crash. To start over, remove the folder.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Errors are printed, never raised."""
-    process.open_standard_streams()
+    processes.open_standard_streams()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:

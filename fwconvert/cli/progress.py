@@ -13,10 +13,20 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
-from fwconvert.cli.screen import SEPARATOR, Span, encodable, fitting, printable_lines, wrapped
-from fwconvert.cli.screen import Clock, Pace
 from fwconvert.cli.console import Unfailing
-from fwconvert.cli.screen import outcome, screen, status
+from fwconvert.cli.screen import (
+    SEPARATOR,
+    Clock,
+    Pace,
+    Span,
+    encodable,
+    fitting,
+    outcome,
+    printable_lines,
+    screen,
+    status,
+    wrapped,
+)
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
     from rich.console import Console

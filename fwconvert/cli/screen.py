@@ -8,15 +8,13 @@ predecessors, and would show a slow start for hours.
 What is shown of a run, as text: lines from a snapshot and a speed, for any width.
 """
 
+from __future__ import annotations
+
 import math
 import textwrap
-from collections.abc import Sequence
-from __future__ import annotations
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-from typing import TYPE_CHECKING
-from fwconvert.job.orders import JoinOrder
 
 # A piece of a line and its style; a line is drawn piece by piece.
 Span = tuple[str, str]
@@ -245,7 +243,7 @@ def job_lines(running: Sequence[Progress], width: int, most: int) -> list[list[S
 def _job_line(job: Progress, title_width: int, bar_width: int, unit: str) -> list[Span]:
     title = shortened(job.order.title, title_width)
     padding = " " * (title_width - cells(title))
-    end = f" {math.floor(job.fraction * 100):>3}% {humanised(job_tokens(job)):>5}{unit}"
+    end = f" {math.floor(job.fraction * 100):>3}% {humanised(job.tokens_made):>5}{unit}"
     return [(f"  {title}{padding} ", ""), *bar(job.fraction, bar_width, "cyan"), (end, "")]
 
 
@@ -309,8 +307,3 @@ def seconds_left(snapshot: Snapshot, speed: Speed | None) -> float | None:
         before = snapshot.units_done - snapshot.session_units
         times.append(max(0.0, snapshot.units - before - snapshot.fetched) / speed.fetched)
     return max(times, default=None)
-
-
-def job_tokens(job: Progress) -> int:
-    """Return the tokens that a running job has made."""
-    return int(job.fraction * job.order.tokens) if isinstance(job.order, JoinOrder) else job.tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records
 from fwconvert.errors import message, printable
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
 from fwconvert.store import names
 

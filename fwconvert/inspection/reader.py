@@ -10,12 +10,17 @@ from itertools import accumulate
 from pathlib import Path
 
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.shards import expected, stream
+from fwconvert.recipes import check_rules
 from fwconvert.shards.expected import Account, Expected
-from fwconvert.shards.stream import Document, Passage, StreamReader
+from fwconvert.shards.passages import Passage
+from fwconvert.shards.passages import length as length_of
+from fwconvert.shards.passages import passages as passages_of
+from fwconvert.shards.stream import Document, StreamReader
+from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
+from fwconvert.tokens import vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class RunReader:
 
     def __init__(self, out: Path) -> None:
         self.folder = RunFolder(out)
-        self.manifest: RunManifest = expected.read(self.folder)
+        self.manifest: RunManifest = read_manifest(self.folder)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
 
@@ -45,12 +50,12 @@ class RunReader:
         """The stream of each source whose job is done; joined shards to be made stand in it too."""
         lines = {line.name: line for line in self.manifest.shards}
         shards = [_matching(shard, lines) for shard in (*self.account.own, *self.account.joined)]
-        found = stream.passages(shards, len(self.manifest.sources))
+        found = passages_of(shards, len(self.manifest.sources))
         return [self._with_the_rest(source, passages) for source, passages in enumerate(found)]
 
     def _with_the_rest(self, source: int, passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
         """Return a stream with a stand-in for tokens in no token shard: a tail not joined yet, or dropped."""
-        job, length = self.account.jobs.get(source), stream.length(passages)
+        job, length = self.account.jobs.get(source), length_of(passages)
         if job is None or job.tokens <= length:
             return passages
         rest = _unmade(f"the tail of {job.path}", job.tokens - length, ())
@@ -58,7 +63,9 @@ class RunReader:
 
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
-        return StreamReader(self.folder.path, self.manifest.rules, self.streams[source])
+        rules = self.manifest.rules
+        eot = vocabulary.find(rules.tokenizer).eot
+        return StreamReader(self.folder.path, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""
@@ -123,6 +130,19 @@ class RunReader:
         if any(index not in self.account.jobs for index in range(source)):
             return None
         return sum(self._documents(index) for index in range(source))
+
+
+def read_manifest(folder: RunFolder) -> RunManifest:
+    """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
+    manifest = run_manifest.read(folder)
+    try:
+        check_rules(manifest.rules)
+        vocabulary.find(manifest.rules.tokenizer)
+    except UsageError as error:
+        raise ManifestError(
+            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
+        ) from error
+    return manifest
 
 
 def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:

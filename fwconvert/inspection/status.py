@@ -5,12 +5,12 @@ from pathlib import Path
 
 from fwconvert import limits, records
 from fwconvert.errors import ManifestError
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.run.resume import join_paths, shard_problem
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
+from fwconvert.store.recorded import join_paths, shard_problem
 from fwconvert.store.run_manifest import RunManifest, files_described
 from fwconvert.store.saved_recipe import read_plan
 

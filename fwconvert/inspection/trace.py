@@ -17,21 +17,22 @@ from numpy.typing import NDArray
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, ManifestError, SourceError, UsageError, message, printable
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.ranged import RangedFile
 from fwconvert.inspection.reader import Located, RunReader
 from fwconvert.inspection.show import find_shard
-from fwconvert.recipe import EotSide, Rules, SourceShard, parse_count
+from fwconvert.options import parse_count
+from fwconvert.processes import ProcessLimits, call_apart
+from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.records import Part
-from fwconvert.run.engine import Limits, call_apart
 from fwconvert.sources import catalog, parquet
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.ranged import RangedFile
 from fwconvert.store import names, places
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens import tokenizer, vocabulary
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
-_GUARD = Limits(memory_bytes=2**30, stall_seconds=300.0)
+_GUARD = ProcessLimits(memory_bytes=2**30, stall_seconds=300.0)
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import records
+from fwconvert import machine, records
 from fwconvert.errors import ManifestError
+from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
-from fwconvert.recipe import default_workers
-from fwconvert.run import cleanup
 from fwconvert.shards.expected import Account, Expected
-from fwconvert.shards.expected import read as read_manifest
-from fwconvert.store import names, receipts, run_manifest
+from fwconvert.store import names, receipts, run_manifest, unlisted
 from fwconvert.store.folder import RunFolder, holder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
@@ -63,7 +61,7 @@ def verify(out: Path, threads: int = 0) -> Report:
     started = time.monotonic()
     folder = RunFolder(out)
     account = Account(read_manifest(folder))
-    audits = _audits(folder, account, threads or default_workers())
+    audits = _audits(folder, account, threads or machine.cores())
     problems = [*manifest_problems(account)]
     problems += [problem for one in audits.values() for problem in one.problems]
     problems += _source_problems(account, audits)
@@ -200,10 +198,10 @@ def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Probl
 
 
 def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    unlisted = cleanup.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
-    for path in unlisted.own:
+    found = unlisted.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
+    for path in found.own:
         yield Problem(path.relative_to(folder.path).as_posix(), "is not in the run manifest")
-    for path in unlisted.foreign:
+    for path in found.foreign:
         yield Problem(path.name, "is not of this run, though a trainer would take it for a file of it")
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify_shard import Problem, one_line
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
 from fwconvert.store import names
 from fwconvert.store.receipts import ShardLine

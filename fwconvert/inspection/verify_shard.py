@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of, state_of
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import names

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from fwconvert.errors import SourceError, message
 from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder
-from fwconvert.recipe import Encoder, Rules
+from fwconvert.options import Encoder
+from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Batch
 from fwconvert.sources import filters, parquet
 from fwconvert.store.folder import RunFolder

@@ -17,6 +17,7 @@ from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import Documents, StreamReader
 from fwconvert.store.receipts import Counts
+from fwconvert.tokens import vocabulary
 
 # Tokens at a time: a few MB.
 STEP = 2**21
@@ -31,7 +32,13 @@ class ExportedDocuments:
     def __init__(self, order: ConvertOrder, exported: Exported) -> None:
         self._order = order
         self._exported = exported
-        self._reader = StreamReader(exported.run, exported.rules, exported.passages)
+        self._reader = StreamReader(
+            exported.run,
+            exported.rules,
+            exported.passages,
+            vocabulary.find(exported.rules.tokenizer).eot,
+            process.stop_if_asked,
+        )
         self._documents, self._last_row = 0, -1
 
     def batches(self) -> Iterator[Batch]:

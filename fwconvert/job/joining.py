@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
 from fwconvert.job.orders import JoinOrder
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.shard import (
     map_array,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fwconvert.recipe import Encoder, Rules, SourceShard
-from fwconvert.shards.stream import Passage
+from fwconvert.options import Encoder
+from fwconvert.recipes import Rules, SourceShard
+from fwconvert.shards.passages import Passage
 from fwconvert.store import names
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
 

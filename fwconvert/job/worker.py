@@ -88,7 +88,9 @@ def join(order: JoinOrder) -> JoinReceipt:
     for key in order.spent:
         folder.remove_tail(key)
         process.beat()
-    with ShardWriter(folder.temporary, order.key, context.rules, order.tokens, context.threads) as writer:
+    with ShardWriter(
+        folder.temporary, order.key, context.rules, order.tokens, context.threads, process.stop_if_asked
+    ) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
             process.show(writer.tokens, order.tokens)
@@ -173,7 +175,12 @@ class _Blocks:
         promised = 0 if size == cutting.UNBOUNDED else size
         context = self._order.context
         writer = ShardWriter(
-            self._folder.temporary, self._order.key, context.rules, promised, context.threads
+            self._folder.temporary,
+            self._order.key,
+            context.rules,
+            promised,
+            context.threads,
+            process.stop_if_asked,
         )
         return self._unpublished.enter_context(writer)
 

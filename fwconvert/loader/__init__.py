@@ -1,4 +1,4 @@
-"""From token shards to batches for training. Needs numpy and msgspec, and nothing that only conversion needs."""
+"""Batches for training, from token shards. Needs numpy and msgspec, not what only conversion needs."""
 
 from fwconvert.loader.loader import Loader, inputs_and_targets
 

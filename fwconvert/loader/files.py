@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED
-from fwconvert.recipe import TokenType
+from fwconvert.recipes import TokenType
 from fwconvert.shards import zstd
 from fwconvert.shards.shard import map_array, numpy_type
 

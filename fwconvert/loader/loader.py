@@ -32,7 +32,7 @@ from fwconvert.loader.shards import Shards, Wanted
 from fwconvert.loader.state import Order, State
 from fwconvert.loader.waiting import Waiting
 from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens, Windows
-from fwconvert.recipe import TokenType
+from fwconvert.recipes import TokenType
 from fwconvert.store.names import Split
 
 T = TypeVar("T", bound=np.generic)

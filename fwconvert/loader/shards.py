@@ -17,7 +17,7 @@ from fwconvert import formats, records
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.formats import ZIPPED
 from fwconvert.loader.files import Expected, Kind, TokenFile, look
-from fwconvert.recipe import TokenType, is_safe
+from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
 from fwconvert.store import names, run_manifest
 from fwconvert.store.folder import RunFolder

@@ -11,18 +11,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fwconvert import machine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.job import process
-from fwconvert.recipe import Options, Recipe, check_rules
-from fwconvert.run import cleanup, estimate, request, scheduler
-from fwconvert.run.engine import Limits, LocalEngine, check_open_files
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.retry import Patience, patiently
+from fwconvert.options import Options
+from fwconvert.processes import ProcessLimits, check_open_files
+from fwconvert.recipes import Recipe, check_rules
+from fwconvert.run import estimate, request, scheduler
+from fwconvert.run.engine import LocalEngine
 from fwconvert.run.inputs import Sources, Supply
 from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.retry import Patience, patiently
-from fwconvert.store import atomic, places, run_manifest, sessions
+from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
 from fwconvert.store.folder import Lock, RunFolder
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
@@ -174,8 +176,8 @@ def _trust(found: Survey) -> None:
             os.utime(path, ns=(newest, newest))
 
 
-def _unlisted(work: Work) -> cleanup.Unlisted:
-    return cleanup.find(work.folder, work.recipe, {line.name for line in work.manifest().shards})
+def _unlisted(work: Work) -> unlisted.Unlisted:
+    return unlisted.find(work.folder, work.recipe, {line.name for line in work.manifest().shards})
 
 
 @contextmanager
@@ -307,9 +309,9 @@ def _go_on(work: Work, supply: Supply, engine: LocalEngine) -> None:
 def _engine(work: Work, options: Options) -> LocalEngine:
     memory = options.worker_memory
     if memory is None:  # Together the workers leave something for everybody else.
-        share = (process.machine_bytes() or 0) * 4 // 5 // options.worker_count
+        share = (machine.machine_bytes() or 0) * 4 // 5 // options.worker_count
         memory = max(_LEAST_WORKER_MEMORY, share) if share else None
-    limits = Limits(memory, options.stall_timeout)
+    limits = ProcessLimits(memory, options.stall_timeout)
     return LocalEngine(options.worker_count, work.folder.logs, work.session.id, limits)
 
 
@@ -318,7 +320,7 @@ def _tidy(work: Work, outcome: str) -> None:
     if outcome == "complete":
         # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
         # why a source failed that lies behind the limit.
-        cleanup.remove(_unlisted(work))
+        unlisted.remove(_unlisted(work))
         for left in (work.folder.tails, work.folder.quarantine):
             atomic.sweep(left)
     sessions.write(work.folder, sessions.ended(work.session, outcome))

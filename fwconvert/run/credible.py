@@ -7,7 +7,7 @@ for sources that there are not.
 
 from itertools import pairwise
 
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.store import names
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 

@@ -8,48 +8,30 @@ Workers never import the caller's script. Spawn would run it again in each of
 them, which is the bootstrap crash that every unguarded conversion script meets.
 """
 
-import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from fwconvert import files
+from fwconvert import files, machine, processes
 from fwconvert.addresses import plain
-from fwconvert.errors import EndedApart, FwconvertError, UsageError, message
+from fwconvert.errors import FwconvertError, message
 from fwconvert.job import process
-from fwconvert.job.orders import Failure, Order, Outcome
+from fwconvert.job.orders import Failure, JoinOrder, Order, Outcome
 from fwconvert.job.process import BEAT, DONE, STOP, TEXT_BYTES, TOKENS, TOTAL, Board
+from fwconvert.processes import NO_START, ProcessLimits, cannot_start, ended_by
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-_SPAWN = multiprocessing.get_context("spawn")
-# Two runs in two threads must not hide the main module from each other.
-_STARTING = threading.Lock()
-# What comes of starting a process where that cannot be; a thread that cannot be started is a RuntimeError.
-_NO_START = (OSError, MemoryError, RuntimeError)
-# What this process has open: for each worker the ends of three pipes and of the two that a spawned process
-# keeps; for a file on its way the file itself and its connection, with room for a new one; and all else.
-_FILES_FOR_A_WORKER = 8
-_FILES_FOR_A_FETCH = 4
-_FILES_FOR_ALL_ELSE = 32
-# Between two looks at a process that is guarded: a parser takes 2 GB in a second.
-_GUARD_SECONDS = 0.02
-# What a worker, which has the limit of this process, may need for itself.
-_FILES_OF_A_WORKER = 64
 # Where the last words of a worker are looked for, at the end of its log.
 _LOG_BYTES = 2**16
 
@@ -62,6 +44,11 @@ class Progress:
     fraction: float
     tokens: int
     text_bytes: int
+
+    @property
+    def tokens_made(self) -> int:
+        """How many tokens the order has made so far, by encoding or by joining."""
+        return int(self.fraction * self.order.tokens) if isinstance(self.order, JoinOrder) else self.tokens
 
 
 class Engine(Protocol):
@@ -107,14 +94,6 @@ class _Slot:
         return self.future is None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a worker may do before it is ended. None: anything."""
-
-    memory_bytes: int | None = None
-    stall_seconds: float | None = None
-
-
 @dataclass
 class LocalEngine:
     """Spawned processes on this machine; made when first needed, all gone after the `with` block."""
@@ -122,11 +101,11 @@ class LocalEngine:
     slots: int
     logs: Path
     session: str
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     _slots: list[_Slot] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        process.open_standard_streams()  # A program that calls us may be a daemon.
+        processes.open_standard_streams()  # A program that calls us may be a daemon.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,9 +133,9 @@ class LocalEngine:
         slot.beat, slot.beat_at = -1, time.monotonic()
         try:
             slot.future = self._hand_to_worker(slot, order)
-        except _NO_START as error:
+        except NO_START as error:
             slot.future = Future()
-            slot.future.set_result(Failure("unready", _cannot_start(error)))
+            slot.future.set_result(Failure("unready", cannot_start(error)))
         return slot.future
 
     def _hand_to_worker(self, slot: _Slot, order: Order) -> "Future[Outcome]":
@@ -165,8 +144,8 @@ class LocalEngine:
                 return slot.executor.submit(_carry_out, order)
             except BrokenProcessPool:  # It died while it was idle.
                 _retire(slot)
-        executor = _executor(slot.board, str(slot.log))
-        future, slot.process = _start(executor, _carry_out, order)
+        executor = processes.executor_of_one(process.start, slot.board, str(slot.log))
+        future, slot.process = processes.start(executor, _carry_out, order)
         slot.executor = executor
         return future
 
@@ -199,7 +178,7 @@ class LocalEngine:
                 slot.process.kill()
 
     def _too_large(self, pid: int | None) -> Failure | None:
-        most, now = self.limits.memory_bytes, process.resident_bytes(pid)
+        most, now = self.limits.memory_bytes, machine.resident_bytes(pid)
         if most is None or now is None or now <= most:
             return None
         text = message(
@@ -239,107 +218,18 @@ class LocalEngine:
     def _add_slot(self) -> _Slot:
         log = self.logs / f"{self.session}-worker-{len(self._slots)}.log"
         try:
-            slot = _Slot(_SPAWN.RawArray(c_int64, process.BOARD_SIZE), log)
-        except _NO_START as error:  # It lies in a file.
-            raise FwconvertError(_cannot_start(error)) from error
+            slot = _Slot(processes.SPAWN.RawArray(c_int64, process.BOARD_SIZE), log)
+        except NO_START as error:  # It lies in a file.
+            raise FwconvertError(cannot_start(error)) from error
         self._slots.append(slot)
         return slot
-
-
-def _executor(board: Board, log: str) -> ProcessPoolExecutor:
-    # The first pool starts Python's resource tracker, which lives through a SIGHUP that it finds blocked.
-    # By itself, not with the process: having started the tracker, Python unblocks the other signals.
-    with _signals_held():
-        return ProcessPoolExecutor(
-            max_workers=1, mp_context=_SPAWN, initializer=process.start, initargs=(board, log)
-        )
-
-
-def _start(
-    executor: ProcessPoolExecutor, function: Callable[[A], R], argument: A
-) -> "tuple[Future[R], BaseProcess | None]":
-    """Call a function in the new process of an executor; return its future, and the process."""
-    with _STARTING, _signals_held(), _main_hidden():
-        before = set(multiprocessing.active_children())
-        try:
-            future = executor.submit(function, argument)
-        except BaseException:
-            for started in set(multiprocessing.active_children()) - before:
-                started.kill()  # Nobody is going to tell it to end.
-            raise
-        return future, next(iter(set(multiprocessing.active_children()) - before), None)
-
-
-def call_apart(function: Callable[[A], R], argument: A, limits: Limits) -> R:
-    """Return what a function returns, or raise what it raises, called in a process of its own.
-
-    For what may want any amount of memory or time, or end its process: beyond
-    the limits the process is ended, and EndedApart is raised. FwconvertError
-    means that none can be started.
-    """
-    process.open_standard_streams()
-    try:
-        executor = _executor([0] * process.BOARD_SIZE, os.devnull)
-        future, started = _start(executor, function, argument)
-    except _NO_START as error:
-        raise FwconvertError(_cannot_start(error)) from error
-    begun = time.monotonic()
-    try:
-        while not wait([future], _GUARD_SECONDS).done:
-            had = process.resident_bytes(started.pid) if started is not None else None
-            if limits.memory_bytes is not None and (had or 0) > limits.memory_bytes:
-                raise EndedApart(f"its process wanted more than {limits.memory_bytes:,} bytes of memory")
-            if limits.stall_seconds is not None and time.monotonic() - begun > limits.stall_seconds:
-                raise EndedApart(f"no answer in {limits.stall_seconds:,.0f} s")
-        return future.result()
-    except BrokenProcessPool:
-        executor.shutdown()
-        ended = _ended_by(started.exitcode if started is not None else None)
-        raise EndedApart(f"its process was ended by {ended}") from None
-    finally:
-        if started is not None and not future.done():
-            started.kill()
-        executor.shutdown()
-
-
-def check_open_files(workers: int, fetches: int) -> None:
-    """Raise UsageError unless this process may have as many files open as so many workers need.
-
-    Its limit is raised as far as needed, if the system allows it.
-    """
-    others = _FILES_FOR_ALL_ELSE + fetches * _FILES_FOR_A_FETCH
-    needed = others + workers * _FILES_FOR_A_WORKER
-    allowed = process.allow_open_files(max(needed, _FILES_OF_A_WORKER))
-    if allowed >= needed:
-        return
-    fit = (allowed - others) // _FILES_FOR_A_WORKER
-    raise UsageError(
-        message(
-            "so many workers need more open files than the system allows",
-            *([f"pass --workers {fit}"] if fit > 0 else []),
-            f"allow more open files: ulimit -n {needed} (first its hard limit has to be raised)",
-            workers=workers,
-            open_files_needed=f"{needed:,}",
-            open_files_allowed=f"{allowed:,}",
-            workers_that_fit=max(0, fit),
-        )
-    )
-
-
-def _cannot_start(error: BaseException) -> str:
-    return message(
-        "a worker process cannot be started",
-        "free some memory, or allow more processes (ulimit -u), or pass fewer --workers;"
-        " then run the same command again: it goes on where it stopped",
-        reason=f"{type(error).__name__}: {plain(error)}",
-    )
 
 
 def _carry_out(order: Order) -> Outcome:
     try:
         from fwconvert.job.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
     except (ImportError, OSError, MemoryError) as error:
-        return Failure("unready", _cannot_start(error), plain(traceback.format_exc()))
+        return Failure("unready", cannot_start(error), plain(traceback.format_exc()))
     return perform(order)
 
 
@@ -354,15 +244,8 @@ def _lost(slot: _Slot) -> Failure:
     killed = code == -int(getattr(signal, "SIGKILL", 9))
     hint = "the kernel kills the largest process when memory runs out" if killed else _last_line(slot.log)
     wrong = "the worker process died" if slot.board[BEAT] else "a worker process died before it could begin"
-    text = message(wrong, ended_by=_ended_by(code), hint=hint)
+    text = message(wrong, ended_by=ended_by(code), hint=hint)
     return Failure("lost", text, killed=killed)
-
-
-def _ended_by(code: int | None) -> str:
-    if code is not None and code < 0:
-        with suppress(ValueError):
-            return signal.Signals(-code).name
-    return "an unknown cause" if code is None else f"exit code {code}"
 
 
 def _last_line(log: Path) -> str:
@@ -371,29 +254,3 @@ def _last_line(log: Path) -> str:
         lines = (file.read(_LOG_BYTES) or b"").decode(errors="replace").strip().splitlines()
         return next((line for line in reversed(lines) if "rror" in line), f"see {log}")
     return "none"
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let a new process begin with the signals that stop us blocked; it unblocks them once it ignores them.
-
-    Otherwise a Ctrl-C during its start-up would print a traceback of Python's own.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from fwconvert import records
 from fwconvert.errors import UsageError, message
 from fwconvert.limits import Amount
-from fwconvert.recipe import Options, Recipe, Rules, SourceShard, Totals
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe, Rules, SourceShard, Totals
 from fwconvert.run.prefetch import LocalOrigin, Origin
 from fwconvert.sources import catalog, footers
+from fwconvert.sources.catalog import Size
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.run_manifest import most_shards
 
 # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
 _TEXT_BYTES_PER_TOKEN = {
@@ -32,18 +34,6 @@ _TEXT_BYTES_PER_TOKEN = {
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
 _TEXT_BYTES_PER_DOCUMENT = 4750
-
-# Of a token shard, and of each file beside it, in the run manifest.
-_LINE_BYTES = 300
-_SIDECAR_BYTES = 140
-
-
-@dataclass(frozen=True)
-class Size:
-    """The text of one source shard: counted in its footer, or estimated from its size."""
-
-    rows: int
-    text_bytes: int
 
 
 @dataclass(frozen=True)
@@ -182,11 +172,6 @@ def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
     """
     tail = largest_tokens if rules.layout == "contiguous" else min(largest_tokens, rules.block_tokens)
     return (workers * rules.block_tokens + 2 * tail) * rules.token_bytes
-
-
-def most_shards(rules: Rules) -> int:
-    """Return how many token shards a run manifest can describe, about: readers take no larger file."""
-    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.kind.sidecars))
 
 
 def check_shards(plan: Plan, rules: Rules) -> None:

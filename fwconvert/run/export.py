@@ -21,12 +21,13 @@ from fwconvert.formats import Format
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported
-from fwconvert.recipe import EotSide, Last, Layout, Options, Recipe, SourceShard, block_digits, check_rules
+from fwconvert.options import Options
+from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import estimate, request
 from fwconvert.run.convert import Result, SilentObserver, make
-from fwconvert.run.estimate import Size
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
+from fwconvert.sources.catalog import Size
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt

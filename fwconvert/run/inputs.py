@@ -8,12 +8,13 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from fwconvert.recipe import Options, Recipe
+from fwconvert.hub.dataset import Dataset
+from fwconvert.options import Options
+from fwconvert.recipes import Recipe
 from fwconvert.run import estimate
 from fwconvert.run.prefetch import HubOrigin, LocalOrigin, Origin, Terms
 from fwconvert.run.preflight import Footers, refuse_other_folder
 from fwconvert.run.state import Observer
-from fwconvert.sources.hub.dataset import Dataset
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.tokens import encoders, vocabulary

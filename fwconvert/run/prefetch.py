@@ -18,12 +18,12 @@ from typing import Protocol, Self
 
 from fwconvert import files
 from fwconvert.errors import HubError, SourceError, Stopped
+from fwconvert.hub import download
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.download import Fetching
 from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
-from fwconvert.recipe import SourceManifest, SourceShard
+from fwconvert.recipes import SourceManifest, SourceShard
 from fwconvert.sources import catalog
-from fwconvert.sources.hub import download
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.download import Fetching
 from fwconvert.store import atomic, names
 from fwconvert.store.receipts import Receipt
 

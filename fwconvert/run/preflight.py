@@ -16,13 +16,13 @@ from pathlib import Path
 
 from fwconvert import records
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
-from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.ranged import RangedFile
+from fwconvert.hub.retry import Patience
+from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.prefetch import Origin
 from fwconvert.sources import footers
 from fwconvert.sources.catalog import LOCAL
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.ranged import RangedFile
-from fwconvert.sources.hub.retry import Patience
 from fwconvert.store import names
 from fwconvert.store.folder import RunFolder
 

@@ -10,7 +10,7 @@ from fwconvert import formats, records, where
 from fwconvert import where as expression
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
-from fwconvert.recipe import (
+from fwconvert.recipes import (
     SHARD_TOKENS,
     EotSide,
     Last,

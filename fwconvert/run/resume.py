@@ -9,29 +9,30 @@ receipt is to be withdrawn, so that the job is done again. Looking changes
 nothing.
 """
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
-from fwconvert import files, limits, records
-from fwconvert.errors import ManifestError, Stopped, message
-from fwconvert.recipe import Recipe, Rules, default_workers
+from fwconvert import limits, records
+from fwconvert.errors import ManifestError
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.run import credible
-from fwconvert.run.estimate import most_shards
 from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.store import names, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
-
-_TICK_SECONDS = 0.1
-# Records that nobody asked for, beside those of files that are there; joined shards that no file bears out.
-_MOST_OTHERS = 100_000
+from fwconvert.store.recorded import (
+    MOST_OTHERS,
+    Hashing,
+    Recorded,
+    join_paths,
+    looked_at,
+    shard_files,
+    tail_files,
+)
+from fwconvert.store.run_manifest import most_shards
 
 
 def _nothing(_done: int, _all: int) -> None:
@@ -82,24 +83,16 @@ class Survey:
         yield from self.joins
 
 
-class _Recorded(NamedTuple):
-    """A file as its receipt has it."""
-
-    path: Path
-    bytes: int
-    sha256: str
-
-
 @dataclass
 class _Claim:
     """A receipt, and the files that must be as it says."""
 
     path: Path
     made: Receipt | JoinReceipt
-    files: list[_Recorded]
+    files: list[Recorded]
     # Whether the time of a file is not enough to believe it; of the last of them at least, a tail.
     hashed: bool
-    tail: list[_Recorded] = field(default_factory=list)
+    tail: list[Recorded] = field(default_factory=list)
     wrong: str = ""
     newest: int = 0
 
@@ -115,7 +108,7 @@ class _Surveyor:
         self._recipe = recipe
         self._rules: Rules = recipe.rules
         self._look = look
-        self._hashing = _Hashing(look.tick)
+        self._hashing = Hashing(look.tick)
         self._found = Survey()
 
     def survey(self) -> Survey:
@@ -153,7 +146,7 @@ class _Surveyor:
             if not credible.join_can_be(self._recipe, made):
                 self._withdraw(path, f"the receipt {path.name} has numbers that cannot be")
             elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
-                files = [*_shard_files(self._folder, self._rules, made.shard)]
+                files = [*shard_files(self._folder, self._rules, made.shard)]
                 yield _Claim(path, made, files, self._is_doubted(made))
             else:
                 self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
@@ -167,8 +160,8 @@ class _Surveyor:
                 continue
             path, job = made[file.path]
             lines = [line for line in job.shards if line.name not in absorbed]
-            files = [one for line in lines for one in _shard_files(self._folder, self._rules, line)]
-            tail = [*_tail_files(self._folder, job)] if job.tail.tokens != needless[index] else []
+            files = [one for line in lines for one in shard_files(self._folder, self._rules, line)]
+            tail = [*tail_files(self._folder, job)] if job.tail.tokens != needless[index] else []
             yield _Claim(path, job, files, self._is_doubted(job), tail)
 
     def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
@@ -192,12 +185,12 @@ class _Surveyor:
         All tails together give so many joined shards. Where the tails are gone,
         because they are joined or to be dropped, those shards must be there.
         """
-        most, gone = most_shards(self._rules), self._files_there() + _MOST_OTHERS
+        most, gone = most_shards(self._rules), self._files_there() + MOST_OTHERS
         found = {}
         for source, (path, job) in made.items():
             shards = job.tail.tokens // self._rules.block_tokens
             most -= shards
-            if _looked_at(next(_tail_files(self._folder, job)))[0]:
+            if looked_at(next(tail_files(self._folder, job)))[0]:
                 gone -= shards
             if most < 0 or gone < 0:
                 self._withdraw(path, f"the receipt of {source} tells of a tail that is not there")
@@ -254,11 +247,11 @@ class _Surveyor:
 
     def _check(self, claims: Sequence[_Claim]) -> None:
         """Look at the files of receipts; those that may be others than they were are hashed, side by side."""
-        doubtful: dict[_Recorded, _Claim] = {}
+        doubtful: dict[Recorded, _Claim] = {}
         for claim in claims:
             made_at, newest = claim.path.stat().st_mtime_ns, 0
             for file in (*claim.files, *claim.tail):
-                wrong, changed_at = _looked_at(file)
+                wrong, changed_at = looked_at(file)
                 claim.wrong, newest = claim.wrong or wrong, max(newest, changed_at)
                 if claim.hashed or file in claim.tail or changed_at > made_at:
                     doubtful[file] = claim
@@ -275,105 +268,9 @@ class _Surveyor:
         self._found.problems += problems
 
 
-def join_paths(folder: RunFolder) -> list[Path]:
-    """Return the receipts of joined shards, by name; ManifestError if there are far more than files."""
-    most = records.files_in(folder.path) + _MOST_OTHERS
-    found = sorted(islice(records.names_in(folder.joins), most + 1))
-    if len(found) > most:
-        raise ManifestError(
-            message(
-                "a run has far more receipts of joined shards than files",
-                "remove them: what is missing is joined again",
-                folder=folder.joins,
-                more_than=f"{most:,}",
-            )
-        )
-    return [folder.joins / name for name in found]
-
-
 def _covered(joins: Iterable[JoinReceipt]) -> Counter[int]:
     covered: Counter[int] = Counter()
     for join in joins:
         for segment in join.segments:
             covered[segment.source] += segment.tokens
     return covered
-
-
-def _tail_files(folder: RunFolder, made: Receipt) -> Iterator[_Recorded]:
-    key, tail = names.job_key(made.path), made.tail
-    yield _Recorded(folder.tail(key), tail.bytes, tail.sha256)
-    yield _Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
-
-
-def _shard_files(folder: RunFolder, rules: Rules, line: ShardLine) -> Iterator[_Recorded]:
-    yield _Recorded(folder.shard(line.name), line.bytes, line.sha256)
-    index = folder.shard_index(line.name)
-    yield _Recorded(index, line.documents * rules.kind.index_entry_bytes, line.index_sha256)
-    for beside in line.sidecars:
-        yield _Recorded(folder.shard(beside.name), beside.bytes, beside.sha256)
-
-
-def shard_problem(folder: RunFolder, rules: Rules, line: ShardLine, look: Look | None = None) -> str:
-    """Return what is wrong with the files of a token shard, or "": their sizes, or also their hashes."""
-    files = [*_shard_files(folder, rules, line)]
-    wrong = next((wrong for file in files if (wrong := _looked_at(file)[0])), "")
-    if wrong or look is None:
-        return wrong
-    return next((wrong for wrong in _Hashing(look.tick).hashed(files).values() if wrong), "")
-
-
-def _looked_at(file: _Recorded) -> tuple[str, int]:
-    """Return what is wrong with a file as far as its size tells, or "", and when it was written to."""
-    try:
-        state = files.state_of(file.path)
-    except OSError as error:
-        return f"{file.path.name} cannot be read ({error.strerror})", 0
-    if state.st_size != file.bytes:
-        return f"{file.path.name} has {state.st_size:,} bytes instead of {file.bytes:,}", 0
-    return "", state.st_mtime_ns
-
-
-def _wrong_hash(file: _Recorded, count: Callable[[int], None]) -> str:
-    try:
-        if files.sha256_of(file.path, count) == file.sha256:
-            return ""
-    except OSError as error:
-        return f"{file.path.name} cannot be read ({error.strerror})"
-    return f"{file.path.name} is damaged (its sha256 is another)"
-
-
-class _Hashing:
-    """Hashes files side by side, and tells how far it is. `tick` may raise to stop."""
-
-    def __init__(self, tick: Callable[[int, int], None]) -> None:
-        self._tick = tick
-        self._lock = threading.Lock()
-        self._done = self._all = 0
-        self._stopped = False
-
-    def hashed(self, files: Sequence[_Recorded]) -> Mapping[_Recorded, str]:
-        """Return what is wrong with each of the files, or ""."""
-        if not files:
-            return {}
-        self._all += sum(file.bytes for file in files)
-        with ThreadPoolExecutor(default_workers(), "hash") as threads:
-            found: dict[_Recorded, Future[str]] = {
-                file: threads.submit(_wrong_hash, file, self._count) for file in files
-            }
-            try:
-                waiting = set(found.values())
-                while waiting:
-                    self._tick(self._done, self._all)
-                    waiting = wait(waiting, _TICK_SECONDS).not_done
-                self._tick(self._done, self._all)
-            except BaseException:
-                self._stopped = True
-                threads.shutdown(cancel_futures=True)
-                raise
-        return {file: future.result() for file, future in found.items()}
-
-    def _count(self, size: int) -> None:
-        if self._stopped:
-            raise Stopped("stopped by the user")
-        with self._lock:
-            self._done += size

@@ -16,19 +16,20 @@ import msgspec
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
-from fwconvert.limits import NOTHING, Amount, Limits
-from fwconvert.recipe import Recipe, SourceShard
+from fwconvert.limits import NOTHING, Amount
+from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.cleanup import Leftovers
 from fwconvert.run.engine import Progress
 from fwconvert.run.events import Limit, Observer, Snapshot, StopSwitch
-from fwconvert.run.limiter import Rations
+from fwconvert.run.limiter import Limiter, Rations
 from fwconvert.run.prefetch import Origin, Ready
-from fwconvert.run.resume import Look, Survey, shard_problem
+from fwconvert.run.resume import Survey
 from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.store import atomic, names, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
+from fwconvert.store.recorded import shard_problem
 
 __all__ = ["Observer", "Snapshot", "StopSwitch", "Work"]
 
@@ -77,9 +78,9 @@ class Work:
                 self.bytes += self._bytes_read(index, self.survey.jobs[file.path])
         self.limits = self._limits_so_far()
 
-    def _limits_so_far(self) -> Limits:
+    def _limits_so_far(self) -> Limiter:
         files = self.recipe.source.files
-        limits = Limits(self.recipe.rules, self.expected or [NOTHING] * len(files))
+        limits = Limiter(self.recipe.rules, self.expected or [NOTHING] * len(files))
         for index, file in enumerate(files):
             if file.path in self.survey.jobs:
                 limits.done(index, self.survey.jobs[file.path].counts)
@@ -195,7 +196,7 @@ class Work:
         if receipt is None or receipt.session == self.session.id:  # Written and hashed a moment ago.
             return
         line = next(line for line in receipt.shards if line.name == absorbed.name)
-        wrong = shard_problem(self.folder, self.recipe.rules, line, Look(tick=self._stop_if_asked))
+        wrong = shard_problem(self.folder, self.recipe.rules, line, self._stop_if_asked)
         if wrong:
             self._take_back(absorbed.source)
             self.observer.notice(f"{wrong}: {path} is converted again")

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 from fwconvert.store.names import Split
 from fwconvert.store.receipts import Absorbed, Receipt, Segment
 

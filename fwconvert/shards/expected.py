@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fwconvert import limits
-from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.recipe import Recipe, Rules, check_rules
+from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards import cutting
 from fwconvert.shards.cutting import JoinedShard, joined_shards
-from fwconvert.store import names, run_manifest
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import names
 from fwconvert.store.receipts import Absorbed
 from fwconvert.store.run_manifest import JobLine, RunManifest
-from fwconvert.tokens import vocabulary
 
 # So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
 # A damaged count cannot fill the memory.
@@ -162,19 +159,6 @@ class Account:
             split: names.Split = "val" if is_val else "train"
             name = names.job_shard(rules, split, index, block, plain=self._plain)
             yield Expected(name, split, size, ((index, 0),))
-
-
-def read(folder: RunFolder) -> RunManifest:
-    """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
-    manifest = run_manifest.read(folder)
-    try:
-        check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
-    except UsageError as error:
-        raise ManifestError(
-            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
-        ) from error
-    return manifest
 
 
 def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:

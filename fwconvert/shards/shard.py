@@ -8,7 +8,7 @@ reader.
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
-from fwconvert.job import process
-from fwconvert.recipe import Rules, TokenType
+from fwconvert.recipes import Rules, TokenType
 from fwconvert.shards import zstd
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
@@ -35,6 +34,10 @@ INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
 _STEP_BYTES = 2**26
 # The tail of a whole source shard may be longer than 2**32 tokens, and so may a whole stream.
 LONG_INDEX_TYPE = np.dtype([("start", "<u8"), ("row", "<u4")])
+
+
+def _nothing() -> None:
+    pass
 
 
 def numpy_type(token_type: TokenType) -> np.dtype[Any]:
@@ -65,8 +68,18 @@ class ShardWriter:
     have become, and its receipt says how many tokens it has.
     """
 
-    def __init__(self, folder: Path, label: str, rules: Rules, tokens: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        label: str,
+        rules: Rules,
+        tokens: int,
+        threads: int = 1,
+        tick: Callable[[], None] = _nothing,
+    ) -> None:
         self._folder, self._label, self._rules, self._threads = folder, label, rules, threads
+        # Called often while there is much to write; may raise to stop.
+        self._tick = tick
         self._type = numpy_type(rules.token_type)
         self._index_type = index_type(rules.kind) if tokens else tail_index_type(rules)
         self.tokens = 0
@@ -97,7 +110,7 @@ class ShardWriter:
         tokens = np.ascontiguousarray(piece.tokens, self._type).view(np.uint8).data
         for at in range(0, len(tokens), _STEP_BYTES):  # A document may be larger than all others together.
             self.body.write(tokens[at : at + _STEP_BYTES])
-            process.stop_if_asked()
+            self._tick()
         self.index.write(entries.view(np.uint8).data)
         self.tokens += len(piece.tokens)
         self.documents += len(entries)
@@ -125,13 +138,13 @@ class ShardWriter:
             self._sidecars.append(output)
             for part in sidecar_parts(suffix, self._rules, spans):
                 output.write(part)
-                process.stop_if_asked()
+                self._tick()
             output.finish()
 
     def _zip(self) -> None:
         """Compress the finished body. Only whole shards are, because a frame tells its size first."""
         self.file = Output(self._folder, self._label)
-        zstd.zip_file(self.body.temporary, self.file, self._threads)
+        zstd.zip_file(self.body.temporary, self.file, self._threads, self._tick)
         self.file.finish()
         self.body.discard()
 
@@ -149,18 +162,23 @@ class ShardWriter:
 
 
 def read_tokens(
-    path: Path, token_type: TokenType, kind: Format = LLMC, tokens: int | None = None
+    path: Path,
+    token_type: TokenType,
+    kind: Format = LLMC,
+    tokens: int | None = None,
+    tick: Callable[[], None] = _nothing,
 ) -> NDArray[Any]:
     """Map the tokens of a token shard, after its header and its size have been checked.
 
     If it must have so many `tokens`, one that says otherwise is not unpacked.
+    `tick` is called often while one is, and may raise to stop.
     """
     if path.suffix == ZIPPED:
         there = token_count(path, token_type, kind)
         if tokens is not None and there != tokens:
             wrong = "a token shard has another number of tokens than the run manifest says"
             raise ShardError(message(wrong, file=path, tokens=f"{there:,}", wanted=f"{tokens:,}"))
-        content = _unzipped(path, kind, numpy_type(token_type).itemsize)
+        content = _unzipped(path, kind, numpy_type(token_type).itemsize, tick)
         _check_tokens(path, token_type, kind, content[: kind.header_bytes].tobytes(), len(content))
         return content[kind.header_bytes :].view(numpy_type(token_type))
     head, size = _head(path, kind.header_bytes)
@@ -194,15 +212,15 @@ def _head(path: Path, most: int) -> tuple[bytes, int]:
         return file.read(most) or b"", os.fstat(file.fileno()).st_size
 
 
-def _unzipped(path: Path, kind: Format, width: int) -> NDArray[np.uint8]:
+def _unzipped(path: Path, kind: Format, width: int, tick: Callable[[], None]) -> NDArray[np.uint8]:
     state = path.stat()
     most = min(kind.most(width) * width + kind.header_bytes, 2**62)
-    return _kept(path, most, state.st_size, state.st_mtime_ns)
+    return _kept(path, most, tick, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(1)  # Who reads a shard in steps unpacks it once.
-def _kept(path: Path, most: int, *_state: int) -> NDArray[np.uint8]:
-    return zstd.unzip(path, most)
+def _kept(path: Path, most: int, tick: Callable[[], None], *_state: int) -> NDArray[np.uint8]:
+    return zstd.unzip(path, most, tick)
 
 
 def _check_tokens(path: Path, token_type: TokenType, kind: Format, head: bytes, size: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 
 # Documents at a time.
 _STEP = 2**16

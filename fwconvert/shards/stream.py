@@ -1,9 +1,4 @@
-"""The stream of one source in a run: in which token shards its tokens stand, in order.
-
-Pure arithmetic. A source's stream is what its job gave: the tokens of its own
-token shards by block, then its part of the joined ones. `stream_reader` reads it.
-
-Read the stream of one source out of the token shards of a run.
+"""Read the stream of one source out of the token shards of a run.
 
 A file is hashed before anything in it is believed, once in a process while it
 stays the same file. It is mapped for a moment and a part of it copied, so that
@@ -11,88 +6,26 @@ memory does not grow with the size of a token shard.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert import files
-from fwconvert.errors import ManifestError, ShardError, UsageError, message
-from fwconvert.job import process
-from fwconvert.recipe import Rules
+from fwconvert.errors import ShardError, UsageError, message
+from fwconvert.recipes import Rules
 from fwconvert.shards import shard
+from fwconvert.shards.passages import Passage, between, length
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
-from fwconvert.tokens import vocabulary
 
-
-@dataclass(frozen=True)
-class Passage:
-    """A run of tokens of one source in one token shard."""
-
-    shard: ShardLine
-    # The first of the tokens: in the token shard, and in the stream of the source.
-    first: int
-    start: int
-    tokens: int
-
-    @property
-    def end(self) -> int:
-        """Where the next passage starts in the stream."""
-        return self.start + self.tokens
-
-
-def passages(shards: Iterable[ShardLine], sources: int) -> list[tuple[Passage, ...]]:
-    """Return the passages of each source. `shards` stand in the order in which they were cut.
-
-    Raises ManifestError if the segments of a shard cannot be.
-    """
-    found: list[list[Passage]] = [[] for _ in range(sources)]
-    lengths: Counter[int] = Counter()
-    for line in shards:
-        # Passages go to workers, and the segments of all sources would go with each.
-        alone = msgspec.structs.replace(line, segments=())
-        for source, first, end in _segments(line, sources):
-            found[source].append(Passage(alone, first, lengths[source], end - first))
-            lengths[source] += end - first
-    return [tuple(one) for one in found]
-
-
-def _segments(shard: ShardLine, sources: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the source, the first token and the end of each segment."""
-    firsts = [first for _, first in shard.segments]
-    bounds = [*firsts, shard.tokens]
-    rising = all(one < other for one, other in pairwise(bounds))
-    if firsts[:1] != [0] or not rising or not all(0 <= source < sources for source, _ in shard.segments):
-        raise ManifestError(
-            message("a token shard has segments that cannot be", file=shard.name, segments=shard.segments)
-        )
-    for (source, first), end in zip(shard.segments, bounds[1:], strict=True):
-        yield source, first, end
-
-
-def between(stream: Sequence[Passage], begin: int, end: int) -> Iterator[Passage]:
-    """Yield what a stream has from token `begin` to `end`, passage by passage."""
-    at = max(0, bisect_right(stream, begin, key=lambda passage: passage.start) - 1)
-    for passage in islice(stream, at, None):
-        first, last = max(begin, passage.start), min(end, passage.end)
-        if first < last:
-            yield Passage(passage.shard, passage.first + first - passage.start, first, last - first)
-        elif passage.start >= end:
-            return
-
-
-def length(stream: Sequence[Passage]) -> int:
-    """Return how many tokens a stream has."""
-    return stream[-1].end if stream else 0
+# The files that this process has hashed, each with what tells whether it is still the same.
+_MOST_HASHED = 4096
+_hashed: dict[tuple[Path, int, int, int], str] = {}
 
 
 @dataclass(frozen=True)
@@ -118,12 +51,21 @@ class Document:
 class StreamReader:
     """The tokens and the documents of one source."""
 
-    def __init__(self, run: Path, rules: Rules, passages: Sequence[Passage]) -> None:
+    def __init__(
+        self,
+        run: Path,
+        rules: Rules,
+        passages: Sequence[Passage],
+        eot: int,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = RunFolder(run)
         self._rules = rules
         self._passages = passages
         self.length = length(passages)
-        self.eot = vocabulary.find(rules.tokenizer).eot
+        self.eot = eot
+        # Called while files are hashed; may raise to stop.
+        self._tick = tick
 
     def tokens(self, begin: int, end: int) -> NDArray[Any]:
         """Return a copy of the tokens from `begin` to `end`."""
@@ -191,8 +133,8 @@ class StreamReader:
 
     def _shard(self, line: ShardLine) -> NDArray[Any]:
         path = self._folder.shard(line.name)
-        _believe(path, line.sha256)
-        tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens)
+        _believe(path, line.sha256, self._tick)
+        tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens, self._tick)
         if len(tokens) != line.tokens:
             raise _misfit(line.name)
         return tokens
@@ -201,7 +143,7 @@ class StreamReader:
         """Return the index entries of the documents that start in a passage."""
         line, end = passage.shard, passage.first + passage.tokens
         path = self._folder.shard_index(line.name)
-        _believe(path, line.index_sha256)
+        _believe(path, line.index_sha256, self._tick)
         index = shard.read_index(path, self._rules.kind)
         if len(index) != line.documents:
             raise _misfit(line.name)
@@ -215,7 +157,7 @@ class StreamReader:
         return found
 
 
-def _believe(path: Path, sha256: str) -> None:
+def _believe(path: Path, sha256: str, tick: Callable[[], None]) -> None:
     """Raise ShardError unless the file has this sha256; hashed once while it stays the same."""
     if not sha256:
         raise UsageError(
@@ -227,7 +169,12 @@ def _believe(path: Path, sha256: str) -> None:
         )
     with _reading(path):
         state = path.stat()
-        found = _sha256(path, (state.st_ino, state.st_size, state.st_mtime_ns))
+        same = path, state.st_ino, state.st_size, state.st_mtime_ns
+        if same not in _hashed:
+            if len(_hashed) >= _MOST_HASHED:
+                _hashed.clear()
+            _hashed[same] = files.sha256_of(path, lambda _: tick())
+        found = _hashed[same]
     if found != sha256:
         raise ShardError(
             message(
@@ -238,11 +185,6 @@ def _believe(path: Path, sha256: str) -> None:
                 found=found,
             )
         )
-
-
-@lru_cache(maxsize=4096)
-def _sha256(path: Path, _: tuple[int, int, int]) -> str:
-    return files.sha256_of(path, lambda _: process.stop_if_asked())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ it does not depend on the number of threads, as long as there is one.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
-from fwconvert.job import process
 from fwconvert.store.atomic import Output
 
 STEP = 4 * 2**20
@@ -41,6 +40,10 @@ _CUT_SHORT = "it is cut short"
 _NO_MEMORY = "there is no memory for what it says that it holds"
 
 
+def _nothing() -> None:
+    pass
+
+
 def _zstandard() -> Any:
     import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
 
@@ -51,8 +54,8 @@ def _decompressor(window: int) -> Any:
     return _zstandard().ZstdDecompressor(max_window_size=window)
 
 
-def zip_file(path: Path, output: Output, threads: int) -> None:
-    """Write the content of a file into `output` as one frame."""
+def zip_file(path: Path, output: Output, threads: int, tick: Callable[[], None] = _nothing) -> None:
+    """Write the content of a file into `output` as one frame. `tick` is called often, and may raise."""
     size = files.state_of(path).st_size
     # No threads at all would give other bytes than one or more.
     compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
@@ -60,7 +63,7 @@ def zip_file(path: Path, output: Output, threads: int) -> None:
     with files.open_to_read(path) as file:
         while part := file.read(STEP):
             output.write(frame.compress(part))
-            process.stop_if_asked()
+            tick()
     output.write(frame.flush())
 
 
@@ -120,7 +123,7 @@ def unpackable_size(path: Path) -> int:
     return size
 
 
-def unzip(path: Path, most: int) -> NDArray[np.uint8]:
+def unzip(path: Path, most: int, tick: Callable[[], None] = _nothing) -> NDArray[np.uint8]:
     """Return the whole content of a frame of at most so many bytes."""
     size = unpackable_size(path)
     if size > most:
@@ -128,6 +131,7 @@ def unzip(path: Path, most: int) -> NDArray[np.uint8]:
     try:
         content, done = np.empty(size, np.uint8), 0
         for part in _parts(path):
+            tick()
             if done + len(part) > size:
                 raise _broken(path, f"its content has more than the {size:,} bytes that it tells")
             content[done : done + len(part)] = np.frombuffer(part, np.uint8)
@@ -144,7 +148,6 @@ def _parts(path: Path) -> Iterator[bytes]:
         with _opened(path) as file:
             while not frame.eof and (part := file.read(_SMALL_STEP)):
                 yield frame.decompress(part)
-                process.stop_if_asked()
             rest = frame.unused_data or file.read(1)
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error

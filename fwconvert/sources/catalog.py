@@ -17,17 +17,26 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from fwconvert import files, records
 from fwconvert.errors import UsageError, message
-from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_safe
+from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_safe
 
 PARQUET = ".parquet"
 # The dataset of files that are on no hub.
 LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The text of one source shard: counted in its footer, or estimated from its size."""
+
+    rows: int
+    text_bytes: int
 
 
 def names() -> list[str]:

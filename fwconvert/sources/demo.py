@@ -27,7 +27,7 @@ import platformdirs
 
 from fwconvert import files, records
 from fwconvert.errors import ManifestError
-from fwconvert.recipe import SourceShard
+from fwconvert.recipes import SourceShard
 from fwconvert.store import atomic
 
 NAME = "demo-1"

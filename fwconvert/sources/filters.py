@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fwconvert import where
 from fwconvert.errors import ColumnError, SourceError, message
-from fwconvert.recipe import Rules
+from fwconvert.recipes import Rules
 from fwconvert.where import (
     Among,
     Arithmetic,

@@ -14,17 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from fwconvert.errors import FwconvertError, SourceError
-from fwconvert.recipe import Rules
-from fwconvert.run.engine import Limits, call_apart
-from fwconvert.run.estimate import Size
+from fwconvert.processes import ProcessLimits, call_apart
+from fwconvert.recipes import Rules
 from fwconvert.sources import filters, parquet
+from fwconvert.sources.catalog import Size
 
 # The worst that was found takes 250 times its size, so this takes 130 MB.
 _SMALL_BYTES = 2**19
 # Room is made for the elements of a list before they are read. A row group takes more than 10 bytes.
 _SMALL_ELEMENTS = _SMALL_BYTES // 10
 # An honest footer of 9 MB, of a thousand columns in a hundred row groups, takes 80 MB.
-_GUARD = Limits(memory_bytes=2**30, stall_seconds=60.0)
+_GUARD = ProcessLimits(memory_bytes=2**30, stall_seconds=60.0)
 
 
 def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:

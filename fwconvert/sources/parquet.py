@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fwconvert import files
 from fwconvert.errors import ColumnError, SourceError, message
-from fwconvert.run.estimate import Size
+from fwconvert.sources.catalog import Size
 from fwconvert.sources.filters import Sieve
 
 # What a batch should have of all columns. A batch costs the encoder about a millisecond, whatever is in

@@ -8,10 +8,10 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
-from fwconvert.recipe import SourceManifest, SourceShard, Totals, is_dataset
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.retry import Patience, patiently
+from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.sources import catalog, parquet
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.retry import Patience, patiently
 from fwconvert.store import atomic
 
 # A person is waiting, so less than a run has.

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fwconvert.formats import ZIPPED
-from fwconvert.recipe import Recipe, Rules
+from fwconvert.recipes import Recipe, Rules
 
 Split = Literal["val", "train"]
 

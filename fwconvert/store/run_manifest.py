@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from fwconvert import limits, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.recipe import Recipe, Rules, SourceManifest, SourceShard, Totals
+from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 from fwconvert.store.sessions import Session
+
+# Of a token shard, and of each file beside it, in the run manifest.
+_LINE_BYTES = 300
+_SIDECAR_BYTES = 140
 
 
 class Headline(Part, frozen=True, omit_defaults=True):
@@ -182,3 +186,8 @@ def _headline(
         dropped_tokens=dropped if complete and recipe.rules.last == "drop" else 0,
         filtered_rows=sum(job.filtered_rows for job in jobs),
     )
+
+
+def most_shards(rules: Rules) -> int:
+    """Return how many token shards a run manifest can describe, about: readers take no larger file."""
+    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.kind.sidecars))

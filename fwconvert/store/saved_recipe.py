@@ -15,7 +15,7 @@ import msgspec
 
 from fwconvert import files, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.recipe import Recipe, Rules, SourceShard
+from fwconvert.recipes import Recipe, Rules, SourceShard
 from fwconvert.records import Record
 from fwconvert.store import atomic, names, run_manifest
 from fwconvert.store.folder import RunFolder

@@ -20,7 +20,7 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import ManifestError, message
-from fwconvert.recipe import is_safe
+from fwconvert.recipes import is_safe
 from fwconvert.records import Record
 from fwconvert.store.folder import RunFolder
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from importlib import metadata, util
 
 from fwconvert.errors import EndedApart, UsageError, message
-from fwconvert.recipe import Encoder, EncoderChoice
-from fwconvert.run.engine import Limits, call_apart
+from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.tokens.disagreements import GIGATOKEN
 from fwconvert.tokens.vocabulary import Vocabulary
 
@@ -65,7 +65,7 @@ def _version() -> str:
 
 
 # Importing it takes a moment; from a slow network drive, many.
-_GUARD = Limits(stall_seconds=60.0)
+_GUARD = ProcessLimits(stall_seconds=60.0)
 
 
 def why_fast_fails(vocabulary: Vocabulary) -> str:

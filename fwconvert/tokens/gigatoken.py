@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fwconvert import files
-from fwconvert.job.process import resident_bytes
+from fwconvert.machine import resident_bytes
 from fwconvert.store import atomic
 from fwconvert.tokens import disagreements
 from fwconvert.tokens.encoders import PRETOKENIZERS

@@ -20,7 +20,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, SourceError, message
-from fwconvert.recipe import EotSide
+from fwconvert.recipes import EotSide
 from fwconvert.tokens.vocabulary import Vocabulary, read_table
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]

@@ -23,8 +23,8 @@ from pathlib import Path
 from fwconvert import files
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.recipe import TokenType
-from fwconvert.sources.hub.retry import Passing
+from fwconvert.hub.retry import Passing
+from fwconvert.recipes import TokenType
 from fwconvert.store import atomic
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
@@ -202,7 +202,7 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
 
 def _downloaded(url: str) -> bytes:
     """Return what is at an address; raise OSError if it is not to be had, or is no table."""
-    from fwconvert.sources.hub import client, http  # noqa: PLC0415  (as above)
+    from fwconvert.hub import client, http  # noqa: PLC0415  (as above)
 
     api = client.client()
     found, ends = bytearray(), time.monotonic() + _MOST_SECONDS

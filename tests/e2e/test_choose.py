@@ -22,7 +22,7 @@ from fwconvert import cli
 from fwconvert.inspection.verify import verify
 from fwconvert.job import worker
 from fwconvert.job.orders import Order, Outcome
-from fwconvert.recipe import Layout
+from fwconvert.recipes import Layout
 from fwconvert.run import convert
 from fwconvert.run.engine import Progress
 

@@ -18,7 +18,7 @@ from fwconvert.cli import main
 from fwconvert.errors import ShardError, UsageError
 from fwconvert.inspection.verify import verify
 from fwconvert.loader import Loader
-from fwconvert.recipe import Options
+from fwconvert.options import Options
 
 BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 FORMATS: dict[str, dict[str, Any]] = {
@@ -110,8 +110,8 @@ def test_a_run_that_was_killed_goes_on(source: Path, run_of: Callable[..., Path]
     # The first worker dies when it has packed its third shard.
     (site / "sitecustomize.py").write_text(
         "import os, signal\n"
-        "from fwconvert import zipped\n"
-        "real, calls = zipped.zip_file, [0]\n"
+        "from fwconvert.shards import zstd\n"
+        "real, calls = zstd.zip_file, [0]\n"
         "def zip_file(*given):\n"
         "    real(*given)\n"
         "    calls[0] += 1\n"
@@ -119,7 +119,7 @@ def test_a_run_that_was_killed_goes_on(source: Path, run_of: Callable[..., Path]
         "    if calls[0] == 3 and not os.path.exists(mark):\n"
         "        open(mark, 'w').close()\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "zipped.zip_file = zip_file\n"
+        "zstd.zip_file = zip_file\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{runner.REPOSITORY}"}
     words = runner.command(source, tmp_path / "out", **flags)

@@ -15,7 +15,7 @@ from spoiled_runs import linux_only
 
 from fwconvert import records
 from fwconvert.errors import SourceError
-from fwconvert.recipe import SourceManifest, SourceShard, Totals
+from fwconvert.recipes import SourceManifest, SourceShard, Totals
 from fwconvert.sources import footers, parquet
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "1000")

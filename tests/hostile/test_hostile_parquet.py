@@ -24,7 +24,8 @@ from runner import PRIVATE
 
 from fwconvert import records
 from fwconvert.errors import SourceError, UsageError
-from fwconvert.recipe import Options, SourceManifest, SourceShard, Totals
+from fwconvert.options import Options
+from fwconvert.recipes import SourceManifest, SourceShard, Totals
 from fwconvert.run import estimate
 from fwconvert.run.request import make_recipe
 from fwconvert.sources import parquet
@@ -40,12 +41,12 @@ READ_ALL = """
     if sys.platform == "linux":
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
-    from fwconvert import source
+    from fwconvert.sources import parquet
     from fwconvert.errors import SourceError
 
     def texts(path):
         found = []
-        for batch in source.batches(path, "text"):
+        for batch in parquet.batches(path, "text"):
             batch.texts.validate(full=True)
             assert len(batch.texts) == len(batch.rows) <= batch.seen
             found += batch.texts.to_pylist()
@@ -53,7 +54,7 @@ READ_ALL = """
 
     for path in sorted(Path(sys.argv[1]).iterdir()):
         print(path.name, end="\\t", flush=True)
-        for look in (source.row_count, source.footer, texts):
+        for look in (parquet.row_count, parquet.footer, texts):
             try:
                 found = look(path)
             except SourceError as error:

@@ -145,24 +145,24 @@ def test_whoever_traces_a_token_does_not_wait_for_its_source(
 READERS = """
 import sys
 from pathlib import Path
-from fwconvert import source
+from fwconvert.sources import parquet
 from fwconvert.errors import SourceError
 path = Path(sys.argv[1])
 for read in (
-    lambda: source.prove(path, lambda: None),
-    lambda: source.look(path, "0" * 64),
-    lambda: source.size_of(path),
-    lambda: source.footer(path),
-    lambda: source.row_count(path),
-    lambda: source.read_footer(path, str(path)),
-    lambda: [*source.batches(path, "text")],
-    lambda: source.read_row(path, str(path), 0, "text"),
+    lambda: parquet.prove(path, lambda: None),
+    lambda: parquet.look(path, "0" * 64),
+    lambda: parquet.size_of(path),
+    lambda: parquet.footer(path),
+    lambda: parquet.row_count(path),
+    lambda: parquet.read_footer(path, str(path)),
+    lambda: [*parquet.batches(path, "text")],
+    lambda: parquet.read_row(path, str(path), 0, "text"),
 ):
     try:
         print("read", read())
     except SourceError as error:
         print(str(error).splitlines()[0])
-print(source.identity(path, 0))
+print(parquet.identity(path, 0))
 """
 
 

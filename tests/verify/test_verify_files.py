@@ -19,7 +19,7 @@ from verified import (
 
 from fwconvert.formats import Format
 from fwconvert.inspection import verify_shard
-from fwconvert.recipe import TokenType
+from fwconvert.recipes import TokenType
 from fwconvert.shards import shard
 
 

@@ -26,11 +26,11 @@ import msgspec
 
 from fwconvert.addresses import plain
 from fwconvert.errors import HubError, SourceError, message
-from fwconvert.recipe import SourceShard, is_commit
-from fwconvert.sources.hub import http
-from fwconvert.sources.hub.client import client, endpoint, headers, session
-from fwconvert.sources.hub.http import Reply
-from fwconvert.sources.hub.retry import Found, Passing
+from fwconvert.hub import http
+from fwconvert.hub.client import client, endpoint, headers, session
+from fwconvert.hub.http import Reply
+from fwconvert.hub.retry import Found, Passing
+from fwconvert.recipes import SourceShard, is_commit
 
 PARQUET = ".parquet"
 # For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.

@@ -9,9 +9,9 @@ import threading
 from functools import lru_cache
 
 from fwconvert.errors import HubError, SourceError, message
-from fwconvert.recipe import SourceShard
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.retry import Passing, Patience, patiently
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.retry import Passing, Patience, patiently
+from fwconvert.recipes import SourceShard
 
 # A row group of FineWeb-Edu has some 3 MB of packed text.
 _BLOCK = 2**20

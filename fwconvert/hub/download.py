@@ -17,10 +17,10 @@ from pathlib import Path
 
 from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
-from fwconvert.recipe import SourceShard
-from fwconvert.sources.hub.client import endpoint
-from fwconvert.sources.hub.dataset import Dataset
-from fwconvert.sources.hub.retry import Passing, Patience
+from fwconvert.hub.client import endpoint
+from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.retry import Passing, Patience
+from fwconvert.recipes import SourceShard
 from fwconvert.store import atomic, names
 
 if sys.platform != "win32":

@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from fwconvert.errors import HubError, Stopped, message
-from fwconvert.sources.hub.client import endpoint
+from fwconvert.hub.client import endpoint
 
 Found = TypeVar("Found")
 

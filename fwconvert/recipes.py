@@ -8,14 +8,11 @@ Whether rules can be carried out; if not, what to change.
 """
 
 import math
-import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -30,10 +27,6 @@ EotSide = Literal["before", "after"]
 TokenType = Literal["uint16", "uint32"]
 # What becomes of the tokens that do not fill a last shard.
 Last = Literal["keep", "drop", "merge"]
-# All encoders give the same ids; the choice is one of speed.
-EncoderChoice = Literal["auto", "fast", "reference"]
-Encoder = Literal["fast", "reference"]
-
 SHARD_TOKENS = 100_000_000
 _MOST_FILES = 10_000_000
 # No file, and no disk, has more. What a record has in numbers is smaller, too.
@@ -237,88 +230,6 @@ def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:
     """
     largest = max((file.bytes for file in files if file.sha256), default=0)
     return max(3, len(str(max(largest // block_tokens, len(files)))))
-
-
-@dataclass(frozen=True)
-class Options:
-    """Everything that does not decide output bytes."""
-
-    out: Path
-    # Where the files of the source manifest lie on this machine; None if they do not.
-    root: Path | None = None
-    workers: int | None = None
-    # Inside each worker; None: the cores that the workers leave.
-    threads: int | None = None
-    encoder: EncoderChoice = "auto"
-    check_disk: bool = True
-    # Hash all output that is there already, not only what was written to since.
-    rehash: bool = False
-    # What a worker may have before it is ended, and for how long it may show no progress.
-    worker_memory: int | None = None
-    stall_timeout: float = 900.0
-    # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
-    # workers; how many may be on their way; for how many seconds to try while nothing comes.
-    keep_source: Path | None = None
-    prefetch: int | None = None
-    max_fetches: int = 4
-    patience: float = 600.0
-
-    def __post_init__(self) -> None:
-        records.check(self)
-        counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
-        counts |= {"fetch at a time": self.max_fetches, "byte of memory for a worker": self.worker_memory}
-        for name, number in counts.items():
-            if number is not None and number < 1:
-                raise UsageError(message(f"a run needs at least one {name}", given=number))
-        for name, seconds in {"patience": self.patience, "stall_timeout": self.stall_timeout}.items():
-            if not seconds > 0:  # Of nan, too.
-                raise UsageError(message(f"{name} must be more than 0 seconds", given=seconds))
-        if self.root is not None and self.keep_source is not None:
-            raise UsageError(
-                message(
-                    "nothing is fetched when --source names the files, so nothing can be kept",
-                    "leave one of --source and --keep-source out",
-                )
-            )
-
-    @property
-    def prefetch_count(self) -> int:
-        """How many files may lie ready: so many that workers which end together do not wait."""
-        return max(4, self.worker_count // 2) if self.prefetch is None else self.prefetch
-
-    @property
-    def worker_count(self) -> int:
-        """How many workers to run: one for each usable core unless told."""
-        return default_workers() if self.workers is None else self.workers
-
-    def thread_count(self, jobs: int) -> int:
-        """Return how many threads each worker may use, so that few jobs use all cores too."""
-        if self.threads is not None:
-            return self.threads
-        return max(1, default_workers() // max(1, min(self.worker_count, jobs)))
-
-
-def default_workers() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def parse_count(text: str) -> int:
-    """Return the whole number that `text` means: 100M, 1_000_000, 1e6, 2.5k, 1,000.
-
-    Exact: a number that is not whole (1.5, 1e-3) raises ValueError.
-    """
-    digits = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?"
-    match = re.fullmatch(rf"({digits})([kKmMbBgGtT]?)", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a number such as 100M, 1_000_000 or 1e6")
-    scale = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[match[2].lower()]
-    number = Fraction(re.sub("[_,]", "", match[1])) * 10**scale
-    if number.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
 
 
 def is_dataset(name: str) -> bool:

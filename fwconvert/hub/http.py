@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fwconvert.sources.hub.client import client
-from fwconvert.sources.hub.retry import Passing
+from fwconvert.hub.client import client
+from fwconvert.hub.retry import Passing
 
 _MOST_REDIRECTS = 20
 # So little is read to its end, for the sake of the connection; otherwise that is given up.
