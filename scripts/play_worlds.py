@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "tests/support")]
 
 from worlds import play, world  # noqa: E402  # they are where the line above says
 from worlds.play import Played  # noqa: E402

@@ -107,7 +107,7 @@ def test_whatever_asks_how_far_a_run_is_loads_nothing_heavy() -> None:
         *(name for name in MODULES if "." not in name and name not in {*MAY_IMPORT, "__init__", "__main__"}),
         *(name for name in MODULES if name.startswith("store.")),
         "job.orders", "job.process", "run.engine", "run.events", "run.limiter", "run.request",
-        "run.resume", "run.scheduler", "run.state", "inspection.status", "sources.catalog", "cli.commands",
+        "inspection.status", "sources.catalog", "cli.commands",
         "cli.parser",
     ]  # fmt: skip
     code = """

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "support")]
 
 import runner  # noqa: E402  # also for whoever runs this file
 

@@ -336,7 +336,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 def environment() -> dict[str, str]:
     """Return an environment in which a child can import the package and this module."""
-    places = [Path(fwconvert.__file__).parents[1], Path(__file__).parent]
+    places = [Path(fwconvert.__file__).parents[1], Path(__file__).parent, Path(corpus.__file__).parent]
     clean = {
         name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
     }

@@ -9,7 +9,7 @@ from fwconvert import records
 from fwconvert.recipes import SourceManifest, Totals
 from fwconvert.sources import catalog
 
-FOLDER = Path(__file__).parent.parent / "manifests"
+FOLDER = Path(__file__).parents[2] / "manifests"
 REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 VERSIONS = ["10B", "100B", "350B", "demo", "full"]
 

@@ -75,6 +75,6 @@ def test_what_fails_the_trial_is_not_used() -> None:
 
 
 def test_the_version_that_is_used_is_the_one_that_is_installed_with_the_package() -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     (wanted,) = (line for line in project["project"]["dependencies"] if line.startswith("gigatoken"))
     assert wanted.startswith(f"gigatoken=={GIGATOKEN};")

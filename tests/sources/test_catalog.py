@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -128,7 +129,7 @@ def test_an_installation_finds_the_manifests_inside_the_package(
     inside.mkdir(parents=True)
     (tmp_path / "site-packages" / "manifests").mkdir()
     save(inside / "wheel.json", pinned("a.parquet"))
-    monkeypatch.setattr(catalog, "__file__", str(inside.parent / "catalog.py"))
+    monkeypatch.setattr(resources, "files", lambda _: inside.parent)
     assert catalog.names() == ["wheel"]
     assert catalog.find("wheel") == pinned("a.parquet")
 

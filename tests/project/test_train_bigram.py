@@ -9,7 +9,7 @@ import corpus
 import pytest
 import runner
 
-SCRIPT = Path(__file__).parent.parent / "scripts/train_bigram.py"
+SCRIPT = Path(__file__).parents[2] / "scripts/train_bigram.py"
 
 
 def run(out: Path, save: Path, steps: int) -> "subprocess.CompletedProcess[str]":

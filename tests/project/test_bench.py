@@ -27,7 +27,7 @@ from fwconvert.tokens import vocabulary
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the benchmark wants wait4")
 
-SCRIPT = Path(__file__).parent.parent / "scripts/bench"
+SCRIPT = Path(__file__).parents[2] / "scripts/bench"
 
 
 def way(key: str, group: str, processes: int) -> Way:

@@ -50,7 +50,9 @@ def test_a_join_has_neither_a_shard_nor_a_tail_in_memory(tmp_path: Path) -> None
         os.truncate(shard, 1024 + 2 * TOKENS)  # zeros that take no room
         index.write_bytes(bytes(8))
 
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), child.environment()["PYTHONPATH"]])}
+    path = {
+        "PYTHONPATH": os.pathsep.join([str(Path(child.__file__).parent), child.environment()["PYTHONPATH"]])
+    }
     joined, documents, growth = map(int, child.run(MEASURE, tmp_path, NAME, TOKENS, **path).split())
 
     assert (joined, documents) == (2 * TOKENS, 2)
