@@ -1,6 +1,6 @@
 """The oracle: what a conversion must give, from the rows of its sources and FORMAT.md alone.
 
-tests/support/naive.py grown up. It shares no code with fwconvert: a source is a list of tokens in memory (streams), a
+tests/support/naive.py grown up. It shares no code with fwconvert: a source is a list of tokens (streams), a
 token shard is a list of stretches of such lists (layouts), and all else (bytes, indexes, manifest lines)
 follows from those. `convert` gives the finished run; `Run.unfinished` what there is while sources lack.
 """
