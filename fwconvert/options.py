@@ -18,9 +18,6 @@ Encoder = Literal["fast", "reference"]
 class Options:
     """Everything that does not decide output bytes."""
 
-    out: Path
-    # Where the files of the source manifest lie on this machine; None if they do not.
-    root: Path | None = None
     workers: int | None = None
     # Inside each worker; None: the cores that the workers leave.
     threads: int | None = None
@@ -48,13 +45,6 @@ class Options:
         for name, seconds in {"patience": self.patience, "stall_timeout": self.stall_timeout}.items():
             if not seconds > 0:  # Of nan, too.
                 raise UsageError(message(f"{name} must be more than 0 seconds", given=seconds))
-        if self.root is not None and self.keep_source is not None:
-            raise UsageError(
-                message(
-                    "nothing is fetched when --source names the files, so nothing can be kept",
-                    "leave one of --source and --keep-source out",
-                )
-            )
 
     @property
     def prefetch_count(self) -> int:

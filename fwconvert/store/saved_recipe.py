@@ -83,7 +83,7 @@ def adopt(folder: RunFolder, recipe: Recipe) -> Recipe:
         _refuse_foreign_shards(folder, recipe)
         return recipe
     rules = msgspec.structs.replace(recipe.rules, block_digits=saved.recipe.rules.block_digits)
-    same = Recipe(recipe.source, rules)
+    same = Recipe(recipe.source, rules).at(recipe.root)
     if same.recipe_id == saved.recipe.recipe_id:
         return same.known_as(saved.recipe_id)
     if _is_unused(folder, saved.recipe):

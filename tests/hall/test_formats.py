@@ -176,12 +176,12 @@ def test_what_one_stream_does_not_have_cannot_be_chosen(
 
 def test_one_stream_has_its_defaults(tmp_path: Any) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
-    recipe, _ = make_recipe(source=str(tmp_path), format="raw", layout="contiguous")
+    recipe = make_recipe(source=str(tmp_path), format="raw", layout="contiguous")
     rules = recipe.rules
 
     assert (rules.shard_tokens, rules.val_tokens, rules.layout) == (0, 100_000_000, "contiguous")
     assert (rules.eot, rules.name, rules.format, rules.last) == ("after", "", "raw", "keep")
-    assert make_recipe(source=str(tmp_path), format="raw", val_tokens=2**40)[0].rules.val_tokens == 2**40
+    assert make_recipe(source=str(tmp_path), format="raw", val_tokens=2**40).rules.val_tokens == 2**40
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_the_separator_stands_where_the_trainer_has_it_unless_told(
 ) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
 
-    assert make_recipe(source=str(tmp_path), format=name)[0].rules.eot == side
+    assert make_recipe(source=str(tmp_path), format=name).rules.eot == side
     for told in ("before", "after"):
-        assert make_recipe(source=str(tmp_path), format=name, eot=told)[0].rules.eot == told
+        assert make_recipe(source=str(tmp_path), format=name, eot=told).rules.eot == told
 
 
 @pytest.mark.parametrize("name", ["interval", "train", "my-training-set", "eval"])
@@ -208,7 +208,7 @@ def test_a_name_that_would_put_validation_into_training_is_refused(name: str) ->
 
 def test_a_recipe_without_a_format_is_llm_c_s_as_ever(tmp_path: Any) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
-    rules = make_recipe(source=str(tmp_path))[0].rules
+    rules = make_recipe(source=str(tmp_path)).rules
 
     assert (rules.format, rules.eot, rules.layout, rules.name) == (
         "llmc", "before", "independent", "edu_fineweb",

@@ -63,8 +63,8 @@ def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> R
         pq.write_table(pa.table({"text": texts}), root / path)
     if poison:
         (root / "z.parquet").write_bytes(b"not parquet")
-    recipe, found = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100, last="keep")
-    result = convert(recipe, Options(out=base / "out", root=found, workers=2, check_disk=False))
+    recipe = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100, last="keep")
+    result = convert(recipe, base / "out", Options(workers=2, check_disk=False))
     assert result.complete is not poison
     return Run(RunFolder(base / "out"), recipe)
 

@@ -74,7 +74,7 @@ def write_sources(folder: Path, sources: dict[str, list[str | None]]) -> None:
 
 
 def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> fwconvert.Result:
-    recipe, root = fwconvert.make_recipe(
+    recipe = fwconvert.make_recipe(
         source=str(sources),
         tokenizer=kind.tokenizer,
         shard_tokens=shard_tokens,
@@ -84,7 +84,7 @@ def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> f
         name="t",
         last="keep",
     )
-    return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=1))
+    return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
 
 
 Run = Callable[[Kind], Path]
