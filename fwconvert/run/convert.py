@@ -24,7 +24,7 @@ from fwconvert.run.inputs import Sources, Supply
 from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
-from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
+from fwconvert.store import atomic, run_manifest, saved_recipe, sessions, unlisted
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
@@ -114,7 +114,7 @@ def make(
     supply.check_columns(folder, origin, stop.wish)
     current = supply.session(folder, observer)
     with _session(folder, recipe, current):
-        places.save(folder, supply.place)
+        saved_recipe.save_source_root(folder, supply.place)
         checking = _Checking(observer, stop, recipe, everything=options.rehash)
         work = _begin(folder, recipe, current, origin, checking)
         found = len(work.survey.jobs)
@@ -340,7 +340,7 @@ def _tidy(work: Work, outcome: str) -> None:
     if outcome == "complete":
         # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
         # why a source failed that lies behind the limit.
-        unlisted.remove(_unlisted(work))
+        unlisted.remove(work.folder, _unlisted(work))
         for left in (work.folder.tails, work.folder.quarantine):
             atomic.sweep(left)
     sessions.write(work.folder, sessions.ended(work.session, outcome))
@@ -360,5 +360,5 @@ def _result(work: Work, found: int, started: float, *, untouched: bool = False) 
         untouched=untouched,
         session_tokens=work.session_tokens,
         seconds=time.monotonic() - started,
-        foreign=tuple(path.name for path in foreign),
+        foreign=tuple(foreign),
     )

@@ -29,7 +29,7 @@ from fwconvert.run.convert import Result, SilentObserver, make
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, places, sessions
+from fwconvert.store import atomic, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import vocabulary
@@ -188,7 +188,7 @@ class _FinishedRun:
         self._run = run
         self._recipe = recipe
         self._options = options
-        self.place = places.read(run.folder)
+        self.place = saved_recipe.read_source_root(run.folder)
 
     def origin(self, folder: RunFolder) -> "_RunOrigin":
         """Return what hands out the orders."""
