@@ -26,7 +26,8 @@ from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
 from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
@@ -226,8 +227,7 @@ def _unlisted(work: Work) -> unlisted.Unlisted:
 @contextmanager
 def _session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> Iterator[None]:
     """Hold the folder's lock, with the plan and the folders in place."""
-    atomic.make_folder(folder.private)
-    with Lock(folder, current.id):
+    with LocalStore(folder.path, current.id).lock():
         folder.make()
         save_plan(folder, recipe)
         yield

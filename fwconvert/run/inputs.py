@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, recipe: Recipe, options: Options) -> None:
         self._recipe = recipe
         self._options = options
-        self.place = recipe.root if recipe.root is not None else options.keep_source
+        self.place = recipe.root if recipe.root is not None else options.keep_folder
 
     def origin(self, folder: RunFolder) -> Origin:
         """Return the files on this machine, or the hub."""
@@ -53,7 +53,7 @@ class Sources:
         if self._recipe.root is not None:
             return LocalOrigin(manifest, self._recipe.root)
         terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-        keep = None if options.keep_source is None else options.keep_source.absolute()
+        keep = None if options.keep_folder is None else options.keep_folder.absolute()
         return HubOrigin(manifest, terms, folder.sources, keep)
 
     def check_disk(self, folder: RunFolder) -> None:
