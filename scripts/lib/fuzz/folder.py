@@ -34,7 +34,7 @@ from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.tokens import vocabulary
 
-_RUN = Path(__file__).resolve().parent.parent / "tests" / "hostile" / "run"
+_RUN = Path(__file__).resolve().parents[3] / "tests" / "hostile" / "run"
 # Orders of a join, batches of a loader, shards of a manifest: more of the same finds nothing new.
 _SOME = 4
 
