@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import psutil
 import runner
 
@@ -51,7 +52,7 @@ def run_line(
 ) -> Ended:
     """Run a command line of its own; fail as `run` does."""
     begun = time.monotonic()
-    process = subprocess.Popen(
+    process = forked.start(
         line,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
