@@ -31,6 +31,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -254,8 +255,10 @@ def _serve(asked: socket.socket) -> Callable[[], object]:
         read, write = os.pipe()
         between = os.fork()
         if between == 0:
-            forked = os.fork()
+            between, forked = os.getpid(), os.fork()
             if forked == 0:
+                while os.getppid() == between:
+                    time.sleep(0.0002)
                 return _become(files)
             os.write(write, str(forked).encode())
             os._exit(0)
@@ -322,17 +325,20 @@ def _have_a_nursery() -> None:
 
 
 def _open_streams() -> None:
+    """Open the standard streams as Python does at its start."""
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         with contextlib.suppress(OSError):
             os.fstat(number)
-            raw = os.fdopen(number, "rb" if number == 0 else "wb", closefd=False)
+            unbuffered = number > 0 and bool(os.environ.get("PYTHONUNBUFFERED"))
+            raw = os.fdopen(number, "wb" if number else "rb", 0 if unbuffered else -1, closefd=False)
             kept = getattr(sys, name)
             stream = io.TextIOWrapper(
                 raw,
                 encoding or kept.encoding,
                 "backslashreplace" if number == 2 else errors or kept.errors,
-                line_buffering=number == 2 or os.isatty(number),
+                line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
+                write_through=unbuffered,
             )
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
