@@ -53,13 +53,12 @@ def look_around(start: Any, folder: Path, **how: Any) -> tuple[Any, str, int]:
     return json.loads(said), complained, process.returncode
 
 
-@pytest.mark.parametrize("start_new_session", [False, True])
-def test_it_sees_what_one_that_was_started_sees(start_new_session: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{}, {"start_new_session": True, "umask": 0o077}], ids=str)
+def test_it_sees_what_one_that_was_started_sees(how: dict[str, Any], tmp_path: Path) -> None:
     mask = os.umask(0o027)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        how: dict[str, Any] = {"start_new_session": start_new_session}
         seen, wanted = (look_around(start, tmp_path, **how) for start in (forked.start, subprocess.Popen))
     finally:
         os.umask(mask)

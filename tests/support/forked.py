@@ -55,6 +55,7 @@ _PRELOADED = (
     "fwconvert.sources.demo",
     "fwconvert.sources.pin",
     "fwconvert.tokens.gigatoken",
+    "filelock",
     "gigatoken",
     "httpx2",
     "multiprocessing.resource_tracker",
@@ -65,9 +66,22 @@ _PRELOADED = (
     "rich.console",
     "rich.progress",
     "tiktoken",
+    "tqdm.auto",
+    "yaml",
 )
 # Variables that are read when Python or a library starts: the nursery has long started.
-_READ_AT_THE_START = ("ARROW_", "GLIBC_", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
+_READ_AT_THE_START = (
+    "ARROW_",
+    "GLIBC_",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MALLOC_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "TQDM_",
+)
 _READ_AGAIN = {"PYTHONIOENCODING", "PYTHONPATH"}
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_CORE)
 # Descriptors above those that a program has.
@@ -120,9 +134,10 @@ class _Forked(subprocess.Popen[Any]):
         _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest = given
         streams = {0: p2cread, 1: c2pwrite, 2: errwrite}
         files = {number: number if fd == -1 else fd for number, fd in streams.items()}
-        new_session = bool(rest[5])
+        umask, new_session = rest[4:6]
+        env = dict(os.environ if env is None else env)
         try:
-            self.pid = _ask(list(args)[1:], dict(os.environ if env is None else env), cwd, files, new_session)
+            self.pid = _ask(list(args)[1:], env, files, cwd=cwd, umask=umask, new_session=new_session)
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
@@ -133,7 +148,7 @@ def _spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     words = [os.fsdecode(word) for word in args]
     if not _can_be_forked(words, None):
         return _spawn_for_real(path, args, passfds)
-    return _ask(words[1:], dict(os.environ), None, {fd: fd for fd in (0, 1, 2, *passfds)}, False)
+    return _ask(words[1:], dict(os.environ), {fd: fd for fd in (0, 1, 2, *passfds)})
 
 
 def _can_be_forked(line: Sequence[str], env: Mapping[str, str] | None) -> bool:
@@ -157,7 +172,15 @@ def _read_at_the_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[name] for name in names}
 
 
-def _ask(words: list[str], env: dict[str, str], cwd: Any, files: dict[int, int], new_session: bool) -> int:
+def _ask(
+    words: list[str],
+    env: dict[str, str],
+    files: dict[int, int],
+    *,
+    cwd: Any = None,
+    umask: int = -1,
+    new_session: bool = False,
+) -> int:
     """Have a process forked; return its id. It is a child of this process."""
     request = {
         "words": _without_options(words),
@@ -168,7 +191,7 @@ def _ask(words: list[str], env: dict[str, str], cwd: Any, files: dict[int, int],
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         "ignored": [int(number) for number in signal.Signals if _is_ignored(number)],
         "limits": [resource.getrlimit(limit) for limit in _LIMITS],
-        "umask": _umask(),
+        "umask": _umask() if umask == -1 else umask,
     }
     with _asking, os.fdopen(os.memfd_create("request"), "w+b") as body:
         body.write(json.dumps(request).encode())
