@@ -21,6 +21,7 @@ import forked
 import psutil
 
 import fwconvert
+from fwconvert.run.engines import Engine
 
 REPOSITORY = Path(fwconvert.__file__).parent.parent
 PRIVATE = ".fwconvert"
@@ -48,12 +49,19 @@ class Notices:
 
 
 def convert(
-    source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
+    source: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    engine: Engine | None = None,
+    notices: Notices | None = None,
+    **choices: Any,
 ) -> fwconvert.Result:
     """Convert by the Python API."""
-    recipe, root = fwconvert.make_recipe(source=str(source), **choices)
+    recipe = fwconvert.make_recipe(source=str(source), **choices)
+    options = fwconvert.Options(workers=workers)
     with forked.workers():
-        return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=workers), notices)
+        return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)
 
 
 def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:
