@@ -268,7 +268,7 @@ def _begin(
     folder: RunFolder, recipe: Recipe, current: sessions.Session, origin: Origin, checking: _Checking
 ) -> Work:
     """Look at what is there, say what is wrong with it, and make ready for the rest."""
-    atomic.sweep(folder.temporary)
+    LocalStore(folder.path, current.id).sweep_abandoned()
     unclean, observer = _unclean(folder), checking.observer
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
@@ -350,7 +350,9 @@ def _go_on(work: Work, supply: Supply, engine: Engine) -> None:
 
 
 def _tidy(work: Work, outcome: str) -> None:
-    atomic.sweep(work.folder.temporary)
+    store = LocalStore(work.folder.path, work.session.id)
+    store.sweep()
+    store.sweep_abandoned()
     if outcome == "complete":
         # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
         # why a source failed that lies behind the limit.

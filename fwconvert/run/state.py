@@ -28,6 +28,7 @@ from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.store import atomic, layout, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
 from fwconvert.store.recorded import shard_problem
 
@@ -270,7 +271,7 @@ class Work:
         attempts = self.failures.setdefault(order.key, [])
         attempts.append(failure)
         # A worker that was ended, by whomever, could not remove what it had begun.
-        atomic.sweep(self.folder.temporary, f"{order.key}-")
+        LocalStore(self.folder.path, self.session.id).sweep(order.key)
         # Why it is given up is told in full at the end of the session, and what a lost worker says now.
         is_whole = failure.kind == "lost" and not final
         wrong = failure.message if is_whole else failure.message.partition("\n")[0]
