@@ -15,7 +15,7 @@ from fwconvert.errors import ShardError, message
 from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
-from fwconvert.shards.stream import Documents, StreamReader
+from fwconvert.shards.stream import DocumentStarts, StreamReader
 from fwconvert.store.receipts import Counts
 from fwconvert.tokens import vocabulary
 
@@ -93,7 +93,7 @@ class ExportedDocuments:
         if (last == [reader.eot]) != (self._exported.rules.eot == "after"):
             raise self._misfit(f"a separator {self._exported.rules.eot} each document", f"{last} at the end")
 
-    def _check(self, begin: int, end: int, found: Documents) -> None:
+    def _check(self, begin: int, end: int, found: DocumentStarts) -> None:
         """Raise ShardError unless documents start where the separators say, in the order of their rows."""
         shift = 0 if self._exported.rules.eot == "before" else 1
         tokens = self._reader.tokens(begin, end)
