@@ -1,8 +1,8 @@
 """FineWeb-Edu parquet in, exact fixed-size token shards out.
 
     import fwconvert
-    recipe, root = fwconvert.make_recipe(source="parquet-folder", shard_tokens=1_000_000)
-    result = fwconvert.convert(recipe, fwconvert.Options(out=Path("out"), root=root))
+    recipe = fwconvert.make_recipe(source="parquet-folder", shard_tokens=1_000_000)
+    result = fwconvert.convert(recipe, "out")
 
 Importing this does nothing and is quick: names are looked up when first used.
 """

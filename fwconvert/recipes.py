@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -207,10 +207,27 @@ class Recipe(Part, frozen=True, dict=True):
         written_out = encode(self.rules).replace(digits, digits + b',"last":"keep"', 1)
         return self._id_with(encode(self.rules)), self._id_with(written_out)
 
+    @property
+    def root(self) -> Path | None:
+        """The folder on this machine that the paths of its sources start from; None: they are fetched.
+
+        Not part of what the recipe is: it is neither compared nor recorded.
+        """
+        root: Path | None = self.__dict__.get("root")
+        return root
+
+    def at(self, root: Path | None) -> "Recipe":
+        """Return the same recipe, whose files lie below `root`."""
+        return self._same(root=root)
+
     def known_as(self, recipe_id: str) -> "Recipe":
         """Return the same recipe with another of its ids, which its run goes on to have."""
+        return self._same(recipe_id=recipe_id)
+
+    def _same(self, **remembered: object) -> "Recipe":
         same = Recipe(self.source, self.rules)
-        same.__dict__["recipe_id"] = recipe_id
+        known = {name: value for name, value in self.__dict__.items() if name in ("recipe_id", "root")}
+        same.__dict__.update(known | remembered)
         return same
 
     def _id_with(self, rules: bytes) -> str:

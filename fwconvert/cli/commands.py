@@ -29,8 +29,12 @@ def convert(args: argparse.Namespace) -> int:
     """Convert, and say what came of it."""
     from fwconvert.run import convert as run  # noqa: PLC0415
 
-    recipe, options = _asked(args)
-    code, result = _watched(recipe, args, lambda *watching: run.convert(recipe, options, *watching))
+    recipe, out, options = _asked(args)
+    code, result = _watched(
+        recipe,
+        args,
+        lambda observer, stop: run.convert(recipe, out, options, observer=observer, stop=stop),
+    )
     if result and result.complete and args.version == "demo" and not args.quiet:
         _mention(wording.what_next(result))
     return code
@@ -43,14 +47,17 @@ def export(args: argparse.Namespace) -> int:
     changes = Changes(**{name: getattr(args, name) for name in vars(Changes()) if hasattr(args, name)})
     exporting = Export(args.out, changes)
     options = Options(
-        out=args.new,
         workers=args.workers,
         check_disk=not args.no_disk_check,
         rehash=args.rehash,
         worker_memory=args.worker_memory,
         stall_timeout=args.stall_timeout,
     )
-    code, _ = _watched(exporting.recipe, args, lambda *watching: exporting.carry_out(options, *watching))
+    code, _ = _watched(
+        exporting.recipe,
+        args,
+        lambda observer, stop: exporting.carry_out(args.new, options, observer=observer, stop=stop),
+    )
     return code
 
 
@@ -91,18 +98,18 @@ def plan(args: argparse.Namespace) -> int:
     from fwconvert.run.prefetch import LocalOrigin  # noqa: PLC0415
     from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
-    recipe, options = _asked(args)
-    out = options.out.absolute()
-    if options.root is not None:
+    recipe, given, options = _asked(args)
+    out = given.absolute()
+    if recipe.root is not None:
         preflight.refuse_other_folder(
-            recipe, LocalOrigin(recipe.source, options.root), options.root, RunFolder(out)
+            recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, RunFolder(out)
         )
     needed = estimate.plan_for(recipe, options)
     free, there = estimate.free_bytes(out), estimate.bytes_there(RunFolder(out))
     shown = wording.PlanReport(
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,
-        out=str(options.out),
+        out=str(given),
         plan=records.as_builtin(needed),
         disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
         disk_used_already=there,
@@ -224,11 +231,11 @@ def _stopping() -> Iterator[_Stopping]:
             signal.signal(number, handler)
 
 
-def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
+def _asked(args: argparse.Namespace) -> tuple[Recipe, Path, Options]:
     from fwconvert.run.request import Request, resolve  # noqa: PLC0415
 
     out = args.out or _default_out(args.version, args.source)
-    recipe, root = resolve(
+    recipe = resolve(
         Request(
             version=args.version,
             source=args.source,
@@ -249,20 +256,22 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Options]:
             limit_tokens=args.limit_tokens,
         )
     )
-    return recipe, Options(
-        out=out,
-        root=root,
-        workers=args.workers,
-        threads=args.threads,
-        encoder=args.encoder,
-        check_disk=not args.no_disk_check,
-        rehash=args.rehash,
-        worker_memory=args.worker_memory,
-        stall_timeout=args.stall_timeout,
-        keep_source=args.keep_source,
-        prefetch=args.prefetch,
-        max_fetches=args.max_fetches,
-        patience=args.patience,
+    return (
+        recipe,
+        out,
+        Options(
+            workers=args.workers,
+            threads=args.threads,
+            encoder=args.encoder,
+            check_disk=not args.no_disk_check,
+            rehash=args.rehash,
+            worker_memory=args.worker_memory,
+            stall_timeout=args.stall_timeout,
+            keep_source=args.keep_source,
+            prefetch=args.prefetch,
+            max_fetches=args.max_fetches,
+            patience=args.patience,
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules, SourceShard
 from fwconvert.shards.passages import Passage
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
 
 
@@ -62,7 +62,7 @@ class ConvertOrder:
     @property
     def key(self) -> str:
         """The order's name in file names."""
-        return names.job_key(self.source.path)
+        return layout.job_key(self.source.path)
 
     @property
     def title(self) -> str:
@@ -76,7 +76,7 @@ class JoinOrder:
 
     context: RunContext
     name: str
-    split: names.Split
+    split: layout.Split
     segments: tuple[Segment, ...]
     tails: tuple[str, ...]
     # The beginning of the shard, if it is a job's shard that is too long for itself now.

@@ -24,7 +24,7 @@ from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcom
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
 from fwconvert.sources import parquet
-from fwconvert.store import atomic, names, receipts
+from fwconvert.store import atomic, layout, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 
@@ -190,9 +190,9 @@ class _Blocks:
         rules = order.context.rules
         for block, writer in enumerate(self._full):
             is_val = block == 0 and cutting.has_validation(rules, order.source_index)
-            split: names.Split = "val" if is_val else "train"
+            split: layout.Split = "val" if is_val else "train"
             plain = order.context.plain_names
-            name = names.job_shard(rules, split, order.source_index, block, plain=plain)
+            name = layout.job_shard(rules, split, order.source_index, block, plain=plain)
             yield _shard_line(writer, name, split, ((order.source_index, 0),))
 
 

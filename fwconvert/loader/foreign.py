@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import ZIPPED
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 
 _SUFFIXES = (".bin", ".npy")
 _SPLITS: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "validation": "val"}

@@ -33,7 +33,7 @@ from fwconvert.loader.state import Position, RankShare, ReadingOrder, State
 from fwconvert.loader.windows import Shuffle, Windows
 from fwconvert.recipes import TokenType
 from fwconvert.shards.cutting import Tokens
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 
 T = TypeVar("T", bound=np.generic)
 

@@ -28,9 +28,9 @@ from fwconvert.loader import foreign
 from fwconvert.loader.files import Claims, TokenFile, look
 from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
-from fwconvert.store import names, run_manifest, sessions
-from fwconvert.store.folder import RunFolder, is_deserted
-from fwconvert.store.names import Split
+from fwconvert.store import layout, run_manifest, sessions
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.layout import Split
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 
@@ -201,7 +201,7 @@ def _ready(manifest: RunManifest, selection: Selection) -> tuple[ShardLine, ...]
     done = {job.path for job in manifest.jobs}
     missing = next((at for at, file in enumerate(manifest.sources) if file.path not in done), None)
     first_missing = len(manifest.sources) if missing is None else missing
-    border = names.job_shard(manifest.rules, selection.split, first_missing, 0)
+    border = layout.job_shard(manifest.rules, selection.split, first_missing, 0)
     if selection.split == "train" and manifest.rules.last == "merge":
         # The join may take in the last shard that a job has made. A block number that has more digits than
         # planned is larger, but sorts before others.
@@ -259,7 +259,7 @@ class Waiting:
         warned = False
         while True:
             # First of all: a session writes its last manifest before it lets go of the lock.
-            deserted = is_deserted(self.folder)
+            deserted = self.folder.store.is_deserted()
             if true():
                 return
             now = time.monotonic()

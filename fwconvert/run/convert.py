@@ -25,7 +25,8 @@ from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
 from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
@@ -66,11 +67,13 @@ class SilentObserver:
 
 def convert(
     recipe: Recipe,
-    options: Options,
+    out: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
 ) -> Result:
-    """Make the token shards of `recipe` in the folder `options.out`, or go on where an earlier call stopped.
+    """Make the token shards of `recipe` in the folder `out`, or go on where an earlier call stopped.
 
     Returns when all is done, when everything that can be done is done (some
     sources failed), or when `stop` was asked. Raises UsageError before anything
@@ -78,26 +81,34 @@ def convert(
     disk is too small, or no source has the columns, and OutputError if the output cannot be written. After
     any of these, or a crash, the same call goes on.
     """
+    options = options or Options()
     observer = observer or SilentObserver()
     stop = stop or StopSwitch()
-    folder = RunFolder(options.out.absolute())
+    _refuse_to_keep_what_is_here(recipe, options)
+    folder = RunFolder(Path(out).absolute())
     folder.refuse_links()  # Before anything is looked for in them.
     recipe = _listed(recipe, options, folder, observer, stop)
-    return make(recipe, options, Sources(recipe, options), observer, stop)
+    return make(recipe, folder, options, Sources(recipe, options), observer, stop)
 
 
-def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, stop: StopSwitch) -> Result:
+def make(
+    recipe: Recipe,
+    folder: RunFolder,
+    options: Options,
+    supply: Supply,
+    observer: Observer,
+    stop: StopSwitch,
+) -> Result:
     """Make the token shards of a recipe that lists its sources from what `supply` has; see convert."""
     started = time.monotonic()
     check_rules(recipe.rules)  # A program may have made it by hand.
-    folder = RunFolder(options.out.absolute())
     folder.refuse_links()
     recipe = adopt(folder, recipe)
     origin = supply.origin(folder)
     finished = None if options.rehash else _already_complete(folder, recipe, origin, stop)
     if finished is not None:
         return _result(finished, len(finished.sources), started, untouched=True)
-    check_open_files(_at_once(recipe, options), options.max_fetches if options.root is None else 0)
+    check_open_files(_at_once(recipe, options), options.max_fetches if recipe.root is None else 0)
     if options.check_disk:
         supply.check_disk(folder)
     supply.check_columns(folder, origin, stop.wish)
@@ -109,6 +120,16 @@ def make(recipe: Recipe, options: Options, supply: Supply, observer: Observer, s
         found = len(work.survey.jobs)
         _carry_out(work, options, supply)
         return _result(work, found, started)
+
+
+def _refuse_to_keep_what_is_here(recipe: Recipe, options: Options) -> None:
+    if recipe.root is not None and options.keep_source is not None:
+        raise UsageError(
+            message(
+                "nothing is fetched when --source names the files, so nothing can be kept",
+                "leave one of --source and --keep-source out",
+            )
+        )
 
 
 def _listed(
@@ -183,8 +204,7 @@ def _unlisted(work: Work) -> unlisted.Unlisted:
 @contextmanager
 def _session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> Iterator[None]:
     """Hold the folder's lock, with the plan and the folders in place."""
-    atomic.make_folder(folder.private)
-    with Lock(folder, current.id):
+    with LocalStore(folder.path, current.id).lock():
         folder.make()
         save_plan(folder, recipe)
         yield

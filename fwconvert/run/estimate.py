@@ -222,9 +222,9 @@ def plan_for(recipe: Recipe, options: Options) -> Plan:
     files = recipe.source.files
     count = len(files) or recipe.source.totals.files
     workers = max(1, min(options.worker_count, count))
-    if options.root is not None:
-        return make_plan(recipe, _footers(recipe, LocalOrigin(recipe.source, options.root)), workers)
-    fetched = count if options.keep_source else workers + options.prefetch_count
+    if recipe.root is not None:
+        return make_plan(recipe, _footers(recipe, LocalOrigin(recipe.source, recipe.root)), workers)
+    fetched = count if options.keep_folder else workers + options.prefetch_count
     return make_plan(recipe, {}, workers, fetched)
 
 
@@ -242,11 +242,11 @@ def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
     needed = plan_for(recipe, options)
     check_shards(needed, recipe.rules)
     there, out = bytes_there(folder), folder.path
-    keep = options.keep_source
+    keep = options.keep_folder
     if keep is None or _disk(keep) == _disk(out):
-        refuse_small_disk(needed, there + _sources_there(recipe, options), free_bytes(out), str(options.out))
+        refuse_small_disk(needed, there + _sources_there(recipe, options), free_bytes(out), str(folder.path))
         return
-    refuse_small_disk(replace(needed, fetched_bytes=0), there, free_bytes(out), str(options.out))
+    refuse_small_disk(replace(needed, fetched_bytes=0), there, free_bytes(out), str(folder.path))
     missing = needed.fetched_bytes - _sources_there(recipe, options) - free_bytes(keep)
     if missing > 0:
         raise UsageError(
@@ -292,7 +292,7 @@ def _disk(path: Path) -> int:
 
 
 def _sources_there(recipe: Recipe, options: Options) -> int:
-    keep = options.keep_source
+    keep = options.keep_folder
     if keep is None or not keep.is_dir():
         return 0
     sizes = {file.path: file.bytes for file in recipe.source.files}

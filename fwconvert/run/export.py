@@ -6,6 +6,7 @@ receipts, tails, join, retries and resume are those of a conversion, and so are
 the bytes: an export is what a conversion of the same recipe gives.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,19 +50,23 @@ class Changes:
 
 
 def export(
-    run: Path,
-    options: Options,
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
     **changes: Any,
 ) -> Result:
-    """Make the run that a conversion with these changes would give, from the finished run in `run`.
+    """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    `changes` are those of the class Changes; `options.out` is the new folder.
+    `changes` are those of the class Changes.
     Nothing is tokenised again. Returns and raises as `convert` does, and goes
     on like it after a crash.
     """
-    return Export(Path(run), Changes(**changes)).carry_out(options, observer, stop)
+    return Export(Path(run), Changes(**changes)).carry_out(
+        out, options or Options(), observer=observer, stop=stop
+    )
 
 
 class Export:
@@ -74,12 +79,18 @@ class Export:
         _refuse_to_turn_a_cut(self._run, self.recipe.rules.eot)
 
     def carry_out(
-        self, options: Options, observer: Observer | None = None, stop: StopSwitch | None = None
+        self,
+        out: str | os.PathLike[str],
+        options: Options,
+        *,
+        observer: Observer | None = None,
+        stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
-        _refuse_inside(options.out, self._run.folder.path)
+        folder = RunFolder(Path(out).absolute())
+        _refuse_inside(folder.path, self._run.folder.path)
         supply = _FinishedRun(self._run, self.recipe, options)
-        return make(self.recipe, options, supply, observer or SilentObserver(), stop or StopSwitch())
+        return make(self.recipe, folder, options, supply, observer or SilentObserver(), stop or StopSwitch())
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
@@ -193,7 +204,7 @@ class _FinishedRun:
         needed = estimate.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
         estimate.check_shards(needed, self._recipe.rules)
         there, free = estimate.bytes_there(folder), estimate.free_bytes(folder.path)
-        estimate.refuse_small_disk(needed, there, free, str(self._options.out))
+        estimate.refuse_small_disk(needed, there, free, str(folder.path))
 
     def _without_a_limit(self) -> Recipe:
         """Return the recipe of all that the run has: its limit took what is behind it, and was counted."""

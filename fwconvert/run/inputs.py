@@ -45,15 +45,15 @@ class Sources:
     def __init__(self, recipe: Recipe, options: Options) -> None:
         self._recipe = recipe
         self._options = options
-        self.place = options.root if options.root is not None else options.keep_source
+        self.place = recipe.root if recipe.root is not None else options.keep_folder
 
     def origin(self, folder: RunFolder) -> Origin:
         """Return the files on this machine, or the hub."""
         options, manifest = self._options, self._recipe.source
-        if options.root is not None:
-            return LocalOrigin(manifest, options.root)
+        if self._recipe.root is not None:
+            return LocalOrigin(manifest, self._recipe.root)
         terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-        keep = None if options.keep_source is None else options.keep_source.absolute()
+        keep = None if options.keep_folder is None else options.keep_folder.absolute()
         return HubOrigin(manifest, terms, folder.sources, keep)
 
     def check_disk(self, folder: RunFolder) -> None:
@@ -62,7 +62,7 @@ class Sources:
 
     def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
         """Raise UsageError if no source is there, or none has the columns that the recipe asks for."""
-        manifest, root = self._recipe.source, self._options.root
+        manifest, root = self._recipe.source, self._recipe.root
         if root is not None:
             refuse_other_folder(self._recipe, origin, root, folder)
         dataset = Dataset(manifest.dataset, manifest.revision) if root is None else None

@@ -58,14 +58,14 @@ class Request:
     limit_tokens: int | None = None
 
 
-def resolve(request: Request) -> tuple[Recipe, Path | None]:
-    """Return the recipe, and the folder of its files or None if they are not on this machine."""
+def resolve(request: Request) -> Recipe:
+    """Return the recipe; it remembers where its files are if they are on this machine."""
     records.check(request)
     manifest, root = _sources(request)
-    return Recipe(manifest, _rules(request, manifest)), root
+    return Recipe(manifest, _rules(request, manifest)).at(root)
 
 
-def make_recipe(**choices: Any) -> tuple[Recipe, Path | None]:
+def make_recipe(**choices: Any) -> Recipe:
     """Return `resolve(Request(...))`: the short way for Python programs."""
     paths = {name: str(path) for name, path in choices.items() if isinstance(path, Path)}
     return resolve(Request(**{**choices, **paths}))
@@ -76,7 +76,7 @@ def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
     source = msgspec.structs.replace(recipe.source, files=files)
     source.check()
     digits = block_digits(files, recipe.rules.block_tokens)
-    return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits))
+    return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits)).at(recipe.root)
 
 
 def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[str]:

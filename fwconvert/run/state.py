@@ -25,7 +25,7 @@ from fwconvert.run.limiter import Limiter, Rations
 from fwconvert.run.prefetch import Origin, Ready
 from fwconvert.run.resume import Survey
 from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
-from fwconvert.store import atomic, names, run_manifest
+from fwconvert.store import atomic, layout, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
@@ -72,7 +72,7 @@ class Work:
         self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
         self.leftovers = Leftovers(self.folder, self.recipe, self.survey)
         # All names of a run are of one kind, that of its first ones.
-        self._plain_names = names.are_plain(self.recipe.rules, self.survey.shard_names)
+        self._plain_names = layout.are_plain(self.recipe.rules, self.survey.shard_names)
         for index, file in enumerate(self.recipe.source.files):
             if file.path in self.survey.jobs:
                 self.bytes += self._bytes_read(index, self.survey.jobs[file.path])
@@ -134,7 +134,7 @@ class Work:
         for name, shard in shards.items():
             if name in self.survey.joins:
                 continue
-            keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
+            keys = tuple(layout.job_key(files[segment.source].path) for segment in shard.segments)
             spent = self.leftovers.take_spent()
             yield JoinOrder(
                 context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places, spent
@@ -152,7 +152,7 @@ class Work:
         jobs = [self.survey.jobs[file.path] for file in self.sources]
         shards = joined_shards([job.tail.tokens for job in jobs], self.recipe.rules, last_full(jobs))
         plain = self._plain_names
-        return {names.joined_shard(self.recipe, one.split, one.number, plain=plain): one for one in shards}
+        return {layout.joined_shard(self.recipe, one.split, one.number, plain=plain): one for one in shards}
 
     def withdraw_misfits(self) -> None:
         """Withdraw what stands in the way of the join; the jobs that it takes with it are missing then.
@@ -187,7 +187,7 @@ class Work:
         return [join for name, join in joins if wanted.get(name) != (join.segments, join.taken)]
 
     def _lacks_its_tail(self, file: SourceShard) -> bool:
-        key, tail = names.job_key(file.path), self.survey.jobs[file.path].tail
+        key, tail = layout.job_key(file.path), self.survey.jobs[file.path].tail
         return tail.tokens > 0 and not self.folder.tail(key).is_file()
 
     def _prove_absorbed(self, absorbed: Absorbed) -> None:
@@ -249,7 +249,7 @@ class Work:
             self.session_tokens -= receipt.counts.tokens
             self.session_bytes -= self._bytes_read(index, receipt)
         self.survey.known_sources[path] = receipt.source_sha256
-        self._withdraw(self.folder.receipt(names.job_key(path)))
+        self._withdraw(self.folder.receipt(layout.job_key(path)))
         return path
 
     def _withdraw(self, receipt: Path) -> None:

@@ -187,7 +187,7 @@ def test_an_export_packs_and_unpacks(
         wanted["compress"] = "none"
     assert runner.convert(source, tmp_path / "direct", **wanted).complete
 
-    fwconvert.export(run_of(name, compress), Options(out=tmp_path / "out", workers=1), **changes)
+    fwconvert.export(run_of(name, compress), tmp_path / "out", Options(workers=1), **changes)
 
     assert runner.tree(tmp_path / "out") == runner.tree(tmp_path / "direct")
 

@@ -184,12 +184,10 @@ def test_sources_without_a_document_give_a_complete_run_without_shards(layout: s
 def test_a_script_without_a_main_guard_converts_and_nothing_is_printed(sources: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from pathlib import Path\n"
         "import fwconvert\n"
         f"source = {str(sources)!r}\n"
-        "recipe, root = fwconvert.make_recipe(source=source, tokenizer='gpt2', shard_tokens=1000)\n"
-        "options = fwconvert.Options(out=Path('out'), root=root, workers=2)\n"
-        "assert fwconvert.convert(recipe, options).complete\n"
+        "recipe = fwconvert.make_recipe(source=source, tokenizer='gpt2', shard_tokens=1000)\n"
+        "assert fwconvert.convert(recipe, 'out', fwconvert.Options(workers=2)).complete\n"
     )
     surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}
     ended = subprocess.run(
@@ -206,8 +204,8 @@ def test_an_interactive_caller_converts_too(tmp_path: Path) -> None:
     sources = corpus.tiny(tmp_path / "sources")
     program = (
         "import fwconvert, pathlib;"
-        "recipe, root = fwconvert.make_recipe(source='sources', tokenizer='bytes', shard_tokens=7);"
-        "fwconvert.convert(recipe, fwconvert.Options(out=pathlib.Path('out'), root=root, workers=1))"
+        "recipe = fwconvert.make_recipe(source='sources', tokenizer='bytes', shard_tokens=7);"
+        "fwconvert.convert(recipe, 'out', fwconvert.Options(workers=1))"
     )
     surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}
     subprocess.run(

@@ -16,7 +16,7 @@ from fwconvert.errors import ShardError, UsageError
 from fwconvert.formats import Contents, FormatName
 from fwconvert.recipes import Recipe, Rules, check_rules
 from fwconvert.run.request import make_recipe
-from fwconvert.store import names
+from fwconvert.store import layout
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}
@@ -136,20 +136,20 @@ def test_files_are_named_as_their_trainer_wants_them(
 ) -> None:
     rules = rules_of(name)
 
-    assert names.job_shard(rules, "train", 3, 1) == shard
-    assert names.index(shard) == index
-    assert names.sidecars(rules, shard) == beside
-    assert [names.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
-    assert names.index_owner(rules, index) == shard
+    assert layout.job_shard(rules, "train", 3, 1) == shard
+    assert layout.index(shard) == f"index/{index}"
+    assert layout.sidecars(rules, shard) == beside
+    assert [layout.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
+    assert layout.index_owner(rules, index) == shard
 
 
 def test_one_stream_is_train_bin_and_val_bin() -> None:
     rules = rules_of("raw")
     recipe = Recipe(recipe_with().source, rules)
 
-    assert [names.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
-    assert all(names.is_shard(rules, name) for name in ("train.bin", "val.bin"))
-    assert names.index_owner(rules, "train.docs") == "train.bin"
+    assert [layout.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
+    assert all(layout.is_shard(rules, name) for name in ("train.bin", "val.bin"))
+    assert layout.index_owner(rules, "train.docs") == "train.bin"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,9 +165,9 @@ def test_one_stream_is_train_bin_and_val_bin() -> None:
 def test_other_names_belong_to_no_shard(name: FormatName, file: str) -> None:
     rules = rules_of(name)
 
-    assert not names.is_shard(rules, file)
-    assert names.owner(rules, file) is None
-    assert names.index_owner(rules, file) is None
+    assert not layout.is_shard(rules, file)
+    assert layout.owner(rules, file) is None
+    assert layout.index_owner(rules, file) is None
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_what_one_stream_does_not_have_cannot_be_chosen(
 
 def test_one_stream_has_its_defaults(tmp_path: Any) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
-    recipe, _ = make_recipe(source=str(tmp_path), format="raw", layout="contiguous")
+    recipe = make_recipe(source=str(tmp_path), format="raw", layout="contiguous")
     rules = recipe.rules
 
     assert (rules.shard_tokens, rules.val_tokens, rules.layout) == (0, 100_000_000, "contiguous")
     assert (rules.eot, rules.name, rules.format, rules.last) == ("after", "", "raw", "keep")
-    assert make_recipe(source=str(tmp_path), format="raw", val_tokens=2**40)[0].rules.val_tokens == 2**40
+    assert make_recipe(source=str(tmp_path), format="raw", val_tokens=2**40).rules.val_tokens == 2**40
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_the_separator_stands_where_the_trainer_has_it_unless_told(
 ) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
 
-    assert make_recipe(source=str(tmp_path), format=name)[0].rules.eot == side
+    assert make_recipe(source=str(tmp_path), format=name).rules.eot == side
     for told in ("before", "after"):
-        assert make_recipe(source=str(tmp_path), format=name, eot=told)[0].rules.eot == told
+        assert make_recipe(source=str(tmp_path), format=name, eot=told).rules.eot == told
 
 
 @pytest.mark.parametrize("name", ["interval", "train", "my-training-set", "eval"])
@@ -224,7 +224,7 @@ def test_a_name_that_would_put_validation_into_training_is_refused(name: str) ->
 
 def test_a_recipe_without_a_format_is_llm_c_s_as_ever(tmp_path: Any) -> None:
     (tmp_path / "a.parquet").write_bytes(b"never read")
-    rules = make_recipe(source=str(tmp_path))[0].rules
+    rules = make_recipe(source=str(tmp_path)).rules
 
     assert (rules.format, rules.eot, rules.layout, rules.name) == (
         "llmc", "before", "independent", "edu_fineweb",

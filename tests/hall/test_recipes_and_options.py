@@ -6,7 +6,6 @@ import math
 import ntpath
 import posixpath
 from fractions import Fraction
-from pathlib import Path
 
 import child
 import msgspec
@@ -297,12 +296,12 @@ def test_block_numbers_have_three_digits_for_fineweb_and_more_for_many_sources()
 
 
 def test_workers_default_to_the_usable_cores_and_an_explicit_number_is_kept() -> None:
-    assert Options(Path("x"), None).worker_count == machine.cores() >= 1
-    assert Options(Path("x"), None, workers=3).worker_count == 3
+    assert Options().worker_count == machine.cores() >= 1
+    assert Options(workers=3).worker_count == 3
 
 
 @pytest.mark.parametrize("name", ["patience", "stall_timeout"])
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
 def test_a_time_to_wait_must_be_more_than_nothing(name: str, seconds: float) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be more than 0 seconds\n  given  {seconds}$"):
-        Options(Path("x"), **{name: seconds})  # type: ignore[arg-type]  # one of two, both float
+        Options(**{name: seconds})  # type: ignore[arg-type]  # one of two, both float

@@ -67,11 +67,11 @@ def test_a_recipe_that_was_made_by_hand_is_refused_before_anything_is_written(
     rule: dict[str, Any], tmp_path: Path
 ) -> None:
     corpus.write(tmp_path / "source/a.parquet", ["text"])
-    recipe, root = fwconvert.make_recipe(source=tmp_path / "source", tokenizer="bytes")
+    recipe = fwconvert.make_recipe(source=tmp_path / "source", tokenizer="bytes")
     wrong = Recipe(recipe.source, msgspec.structs.replace(recipe.rules, **rule))
 
     with pytest.raises(UsageError, match=next(iter(rule))):
-        fwconvert.convert(wrong, Options(out=tmp_path / "out", root=root))
+        fwconvert.convert(wrong, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -82,7 +82,7 @@ def test_an_export_of_other_types_is_refused_before_anything_is_written(
     change: dict[str, Any], finished: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError):
-        fwconvert.export(finished, Options(out=tmp_path / "out", workers=1), **change)
+        fwconvert.export(finished, tmp_path / "out", Options(workers=1), **change)
     assert not (tmp_path / "out").exists()
 
 
@@ -97,21 +97,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("compress", [None, "none"])
 def test_none_is_no_compression(compress: Any, tmp_path: Path) -> None:
     corpus.write(tmp_path / "a.parquet", ["text"])
-    recipe, _ = fwconvert.make_recipe(source=tmp_path, compress=compress)
-    assert recipe == fwconvert.make_recipe(source=str(tmp_path))[0]
+    recipe = fwconvert.make_recipe(source=tmp_path, compress=compress)
+    assert recipe == fwconvert.make_recipe(source=str(tmp_path))
     assert recipe.rules.compress is None
 
 
 def test_a_whole_number_is_a_number_and_one_recipe(tmp_path: Path) -> None:
     corpus.write(tmp_path / "a.parquet", ["text"])
-    recipes = [fwconvert.make_recipe(source=tmp_path, min_score=score)[0] for score in (3, 3.0)]
+    recipes = [fwconvert.make_recipe(source=tmp_path, min_score=score) for score in (3, 3.0)]
     assert recipes[0].recipe_id == recipes[1].recipe_id
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        {"out": "OUT"}, {"out": None}, {"root": "here"}, {"keep_source": "here"},
+        {"keep_source": ""}, {"keep_source": 5}, {"keep_source": b"here"},
         *({name: value} for name in ("workers", "threads", "prefetch", "max_fetches", "worker_memory")
           for value in (0, -1, 1.0, True, "2", math.nan)),
         *({name: value} for name in ("patience", "stall_timeout")
@@ -121,9 +121,9 @@ def test_a_whole_number_is_a_number_and_one_recipe(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_options_that_cannot_be_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
+def test_options_that_cannot_be_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Options(**{"out": tmp_path, **option})
+        Options(**option)
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,10 @@ def test_options_that_cannot_be_are_refused(option: dict[str, Any], tmp_path: Pa
     [{"workers": 1}, {"patience": 1}, {"patience": 0.2}, {"stall_timeout": math.inf}, {"threads": None}],
     ids=str,
 )
-def test_options_that_can_be_are_taken(option: dict[str, Any], tmp_path: Path) -> None:
-    Options(**{"out": tmp_path, **option})
+def test_options_that_can_be_are_taken(option: dict[str, Any]) -> None:
+    Options(**option)
+
+
+@pytest.mark.parametrize("given", ["here", Path("here")])
+def test_a_folder_is_a_text_or_a_path(given: str | Path) -> None:
+    assert Options(keep_source=given).keep_folder == Path("here")

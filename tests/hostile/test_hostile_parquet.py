@@ -417,17 +417,15 @@ def test_no_name_of_a_column_commands_the_terminal(ended: Ended) -> None:
 
 def test_no_footer_that_lies_makes_a_disk_too_small(lies: Path, tmp_path: Path) -> None:
     """The driver looks at footers before anything is proven, to know how much disk it needs."""
-    recipe, _ = make_recipe(source=str(lies), tokenizer="bytes", shard_tokens=500)
+    recipe = make_recipe(source=str(lies), tokenizer="bytes", shard_tokens=500)
     size = recipe.source.bytes
     found = {}
     for number, name in enumerate(LIES):
         (tmp_path / name).mkdir()
         shutil.copy(lies / f"{number:02d}.parquet", tmp_path / name)
         shutil.copy(lies / "good.parquet", tmp_path / name)
-        recipe, root = make_recipe(source=str(tmp_path / name), tokenizer="bytes", shard_tokens=500)
-        found[name] = estimate.plan_for(
-            recipe, Options(out=tmp_path / "out", root=root, workers=1)
-        ).output_bytes
+        recipe = make_recipe(source=str(tmp_path / name), tokenizer="bytes", shard_tokens=500)
+        found[name] = estimate.plan_for(recipe, Options(workers=1)).output_bytes
 
     # A token takes two bytes, and no honest text is packed a hundred times tighter.
     assert {name: needed for name, needed in found.items() if not 0 < needed <= 1000 * size} == {}

@@ -298,7 +298,7 @@ def test_a_loader_is_pickled_without_the_tokens_and_goes_on(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("choices", "name"),
-    [({"seq_len": 9}, "seq len"), ({"seed": 1}, "seed"), ({"order": "sequential"}, "order")],
+    [({"seq_len": 9}, "seq_len"), ({"seed": 1}, "seed"), ({"order": "sequential"}, "order")],
 )
 def test_a_state_of_another_loader_is_refused(folder: Path, choices: dict[str, Any], name: str) -> None:
     state = Loader(folder, **{"seq_len": SEQ_LEN, **choices}).state()

@@ -10,6 +10,7 @@ from fwconvert.errors import UsageError
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run import estimate
+from fwconvert.run.convert import convert
 from fwconvert.store.folder import RunFolder
 
 SIZES = [500, 100, 300, 200, 400]
@@ -17,28 +18,28 @@ FILES = tuple(SourceShard(f"{at}.parquet", size * 1_000_000, "ab" * 32) for at, 
 RECIPE = examples.recipe_with(files=FILES)
 
 
-def options(out: Path, **changes: Any) -> Options:
-    return Options(out=out, root=None, workers=1, **changes)
+def options(**changes: Any) -> Options:
+    return Options(workers=1, **changes)
 
 
-def test_fetched_sources_need_room_for_the_largest_that_can_lie_there_together(tmp_path: Path) -> None:
-    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=2))
+def test_fetched_sources_need_room_for_the_largest_that_can_lie_there_together() -> None:
+    planned = estimate.plan_for(RECIPE, options(prefetch=2))
     assert planned.fetched_bytes == 1_200_000_000
 
 
 def test_kept_sources_need_room_for_all(tmp_path: Path) -> None:
-    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=2, keep_source=tmp_path / "keep"))
+    planned = estimate.plan_for(RECIPE, options(prefetch=2, keep_source=tmp_path / "keep"))
     assert planned.fetched_bytes == sum(file.bytes for file in FILES)
 
 
 def test_sources_of_the_user_need_no_room(tmp_path: Path) -> None:
-    planned = estimate.plan_for(RECIPE, Options(out=tmp_path, root=tmp_path, workers=1))
+    planned = estimate.plan_for(RECIPE.at(tmp_path), options())
     assert planned.fetched_bytes == 0
 
 
-def test_a_version_that_lists_no_files_is_planned_from_its_totals(tmp_path: Path) -> None:
+def test_a_version_that_lists_no_files_is_planned_from_its_totals() -> None:
     unlisted = examples.recipe_with(files=())
-    planned = estimate.plan_for(unlisted, options(tmp_path, prefetch=1))
+    planned = estimate.plan_for(unlisted, options(prefetch=1))
     assert (planned.files, planned.source_bytes, planned.fetched_bytes) == (2, 30, 30)
 
 
@@ -59,7 +60,7 @@ def test_kept_sources_on_another_disk_are_looked_at_by_themselves(
     out, keep = tmp_path / "out", tmp_path / "keep"
     keep.mkdir()
     room(monkeypatch, {out: 10**10, keep: 1_500_000_000 if enough else 1_499_999_999})
-    chosen = options(out, keep_source=keep)
+    chosen = options(keep_source=keep)
 
     if enough:
         check(RECIPE, chosen, out)
@@ -75,22 +76,23 @@ def test_kept_sources_that_are_there_need_no_room(tmp_path: Path, monkeypatch: p
     (keep / "a.parquet").write_bytes(bytes(1000))
     room(monkeypatch, {out: 10**10, keep: 0})
 
-    check(small, options(out, keep_source=keep), out)
+    check(small, options(keep_source=keep), out)
 
 
 def test_a_disk_without_room_for_the_sources_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = estimate.plan_for(RECIPE, options(tmp_path, prefetch=1))
+    planned = estimate.plan_for(RECIPE, options(prefetch=1))
     whole = planned.output_bytes + planned.working_bytes + planned.fetched_bytes
     monkeypatch.setattr(estimate, "free_bytes", lambda _: whole - 1)
 
     with pytest.raises(UsageError) as caught:
-        check(RECIPE, options(tmp_path, prefetch=1), tmp_path)
+        check(RECIPE, options(prefetch=1), tmp_path)
 
     assert "needed for sources  900,000,000 bytes" in str(caught.value)
 
 
 def test_the_source_of_a_user_cannot_be_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--keep-source"):
-        Options(out=tmp_path, root=tmp_path, keep_source=tmp_path)
+        convert(RECIPE.at(tmp_path), tmp_path / "out", Options(keep_source=tmp_path))
+    assert not (tmp_path / "out").exists()

@@ -67,7 +67,7 @@ def run_of(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 
 
 def export(run: Path, out: Path, notices: Notices | None = None, **changes: Any) -> fwconvert.Result:
-    return fwconvert.export(run, Options(out=out, workers=1), notices, **changes)
+    return fwconvert.export(run, out, Options(workers=1), observer=notices, **changes)
 
 
 def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -267,9 +267,9 @@ def test_an_export_of_an_export_leads_back(run_of: Callable[..., Path], tmp_path
 
 
 def test_workers_share_an_export(run_of: Callable[..., Path], tmp_path: Path) -> None:
-    options = Options(out=tmp_path / "out", workers=3)
+    exported = fwconvert.export(run_of(), tmp_path / "out", Options(workers=3), layout="contiguous")
 
-    assert fwconvert.export(run_of(), options, layout="contiguous").complete
+    assert exported.complete
     assert tree(tmp_path / "out") == tree(run_of(layout="contiguous"))
 
 
@@ -578,7 +578,7 @@ def test_a_session_that_exports_says_so(run_of: Callable[..., Path], tmp_path: P
 def test_the_folder_of_an_export_belongs_to_the_recipe_of_a_conversion(
     run_of: Callable[..., Path], source: Path, tmp_path: Path
 ) -> None:
-    recipe, _ = fwconvert.make_recipe(source=str(source), **BASE, eot="after")
+    recipe = fwconvert.make_recipe(source=str(source), **BASE, eot="after")
     export(run_of(), tmp_path / "out", eot="after")
 
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())

@@ -1,7 +1,6 @@
 """Where a run's tokens come from, and the hint that is kept of it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from examples import RECIPE
@@ -16,10 +15,13 @@ from fwconvert.store.folder import RunFolder
 def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.make()
-    chosen: dict[str, Any] = {option: tmp_path / "here"}
-    options = Options(tmp_path / "run", **chosen)
+    here = tmp_path / "here"
+    inputs = {
+        "root": Sources(RECIPE.at(here), Options()),
+        "keep_source": Sources(RECIPE, Options(keep_source=here)),
+    }
 
-    places.save(folder, Sources(RECIPE, options).place)
+    places.save(folder, inputs[option].place)
 
     assert places.read(folder) == tmp_path / "here"
 
@@ -28,7 +30,7 @@ def test_sources_that_are_fetched_and_removed_leave_no_hint(tmp_path: Path) -> N
     folder = RunFolder(tmp_path / "run")
     folder.make()
 
-    places.save(folder, Sources(RECIPE, Options(tmp_path / "run")).place)
+    places.save(folder, Sources(RECIPE, Options()).place)
 
     assert places.read(folder) is None
     assert not folder.places.exists()

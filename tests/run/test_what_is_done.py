@@ -17,7 +17,7 @@ from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
 from fwconvert.run.request import make_recipe
 from fwconvert.run.resume import Look, Survey, survey
-from fwconvert.store import names, receipts, sessions
+from fwconvert.store import layout, receipts, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
@@ -46,13 +46,13 @@ class Run:
         return only.id
 
     def receipt(self, source: str) -> Path:
-        return self.folder.receipt(names.job_key(source))
+        return self.folder.receipt(layout.job_key(source))
 
     def tail(self, source: str) -> Path:
-        return self.folder.tail(names.job_key(source))
+        return self.folder.tail(layout.job_key(source))
 
     def tail_index(self, source: str) -> Path:
-        return self.folder.tail_index(names.job_key(source))
+        return self.folder.tail_index(layout.job_key(source))
 
 
 def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> Run:
@@ -63,8 +63,8 @@ def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> R
         pq.write_table(pa.table({"text": texts}), root / path)
     if poison:
         (root / "z.parquet").write_bytes(b"not parquet")
-    recipe, found = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100, last="keep")
-    result = convert(recipe, Options(out=base / "out", root=found, workers=2, check_disk=False))
+    recipe = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100, last="keep")
+    result = convert(recipe, base / "out", Options(workers=2, check_disk=False))
     assert result.complete is not poison
     return Run(RunFolder(base / "out"), recipe)
 

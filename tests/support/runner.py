@@ -50,8 +50,8 @@ def convert(
     source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
 ) -> fwconvert.Result:
     """Convert by the Python API."""
-    recipe, root = fwconvert.make_recipe(source=str(source), **choices)
-    return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=workers), notices)
+    recipe = fwconvert.make_recipe(source=str(source), **choices)
+    return fwconvert.convert(recipe, out, fwconvert.Options(workers=workers), observer=notices)
 
 
 def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:

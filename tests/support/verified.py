@@ -17,7 +17,7 @@ import fwconvert
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify import verify
 from fwconvert.shards import shard
-from fwconvert.store import names
+from fwconvert.store import layout as names
 from fwconvert.tokens.vocabulary import find
 
 SIZE = 64
@@ -74,7 +74,7 @@ def write_sources(folder: Path, sources: dict[str, list[str | None]]) -> None:
 
 
 def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> fwconvert.Result:
-    recipe, root = fwconvert.make_recipe(
+    recipe = fwconvert.make_recipe(
         source=str(sources),
         tokenizer=kind.tokenizer,
         shard_tokens=shard_tokens,
@@ -84,7 +84,7 @@ def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> f
         name="t",
         last="keep",
     )
-    return fwconvert.convert(recipe, fwconvert.Options(out=out, root=root, workers=1))
+    return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
 
 
 Run = Callable[[Kind], Path]

@@ -30,7 +30,7 @@ LIMIT = sum(len(text.encode()) + 1 for texts in [*SOURCES.values()][:4] for text
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("limited")
     write_sources(base / "sources", SOURCES)
-    recipe, root = fwconvert.make_recipe(
+    recipe = fwconvert.make_recipe(
         source=str(base / "sources"),
         tokenizer="bytes",
         shard_tokens=SIZE,
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         where="text is None or not startswith(text, 'one')",
         limit_tokens=LIMIT - 4,
     )
-    assert fwconvert.convert(recipe, fwconvert.Options(out=base / "out", root=root, workers=1)).complete
+    assert fwconvert.convert(recipe, base / "out", fwconvert.Options(workers=1)).complete
     return base / "out"
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -99,11 +98,11 @@ class _Digest:
 def stages(folder: str, out: str, vocabulary: str, encoder: EncoderChoice) -> dict[str, Any]:
     """Convert `folder` with one worker and one thread; return the seconds of each stage."""
     clock = Clock()
-    recipe, root = fwconvert.make_recipe(source=folder, tokenizer=vocabulary)
-    options = fwconvert.Options(out=Path(out), root=root, workers=1, threads=1, encoder=encoder)
+    recipe = fwconvert.make_recipe(source=folder, tokenizer=vocabulary)
+    options = fwconvert.Options(workers=1, threads=1, encoder=encoder)
     with _instrumented(clock):
         cpu, passed = time.process_time(), time.perf_counter()
-        result = fwconvert.convert(recipe, options)
+        result = fwconvert.convert(recipe, out, options)
         cpu, passed = time.process_time() - cpu, time.perf_counter() - passed
     assert result.complete, result.failed
     clock.cpu["other"] = cpu - sum(clock.cpu.values())

@@ -46,12 +46,12 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         "bytes", known.sha256, "before", "uint16", "text", 300, 0, "independent", "llmc", "a", 3,
         where="score > 1.0 or language == 'en'",
     )  # fmt: skip
-    options, chosen = Options(scratch / "out", root=scratch, workers=1), filters.of(rules)
+    options, chosen = Options(workers=1), filters.of(rules)
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
         files = (SourceShard(path.name, len(data)),)
-        recipe = Recipe(SourceManifest("", "local", "", "", files, Totals(1, len(data))), rules)
+        recipe = Recipe(SourceManifest("", "local", "", "", files, Totals(1, len(data))), rules).at(scratch)
         columns = Footers(LocalOrigin(recipe.source, scratch), None, threading.Event())
         refused: FwconvertError | None = None
         for look in (

@@ -4,7 +4,7 @@ A session is a process forked from one that has everything loaded, which runs
 `fwconvert` itself from its command line on; its workers are forked too, where
 users have them spawned, and blocks are small, so that a few kilobytes of text
 pass through all that gigabytes would. That makes a session of a tenth of a
-second. `torture_real` runs the program as users do.
+second. `torture.real` runs the program as users do.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torture_faults import Fault, Interposer, Point
 
 from fwconvert import cli, processes
 from fwconvert.cli import progress  # noqa: F401
@@ -35,6 +34,7 @@ from fwconvert.run import convert, engine  # noqa: F401
 
 # Some are there to be loaded before anything is forked.
 from fwconvert.store import atomic
+from torture.faults import Fault, Interposer, Point
 
 # How many faults at calls have happened in this process: a session may end before it comes to its own.
 MET: Counter[str] = Counter()
