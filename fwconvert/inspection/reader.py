@@ -65,7 +65,7 @@ class RunReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
         eot = vocabulary.find(rules.tokenizer).eot
-        return StreamReader(self.folder.path, rules, self.streams[source], eot)
+        return StreamReader(self.folder.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""

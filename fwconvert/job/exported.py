@@ -16,6 +16,7 @@ from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts
 from fwconvert.tokens import vocabulary
 
@@ -33,7 +34,7 @@ class ExportedDocuments:
         self._order = order
         self._exported = exported
         self._reader = StreamReader(
-            exported.run,
+            LocalStore(exported.run),
             exported.rules,
             exported.passages,
             vocabulary.find(exported.rules.tokenizer).eot,

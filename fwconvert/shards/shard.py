@@ -27,7 +27,7 @@ from fwconvert.shards import zstd
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
-from fwconvert.store.atomic import Output
+from fwconvert.store.base import Draft, Store
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
 INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
@@ -64,7 +64,7 @@ def header(token_type: TokenType, tokens: int, shard_format: Format = LLMC) -> b
 
 
 class ShardWriter:
-    """A token shard and its document index under construction, both under temporary names.
+    """A token shard and its document index under construction, both as drafts of a store.
 
     `tokens` is how many the header promises. A block that does not fill keeps
     that header: as a tail it is the beginning of the token shard that it would
@@ -73,14 +73,14 @@ class ShardWriter:
 
     def __init__(
         self,
-        folder: Path,
+        store: Store,
         label: str,
         rules: Rules,
         tokens: int,
         threads: int = 1,
         tick: Callable[[], None] = _nothing,
     ) -> None:
-        self._folder, self._label, self._rules, self._threads = folder, label, rules, threads
+        self._store, self._label, self._rules, self._threads = store, label, rules, threads
         # Called often while there is much to write; may raise to stop.
         self._tick = tick
         self._type = numpy_type(rules.token_type)
@@ -88,11 +88,11 @@ class ShardWriter:
         self.tokens = 0
         self.documents = 0
         with ExitStack() as unfinished:
-            self.body = unfinished.enter_context(Output(folder, label))
-            self.index = unfinished.enter_context(Output(folder, label))
+            self.body = unfinished.enter_context(store.draft(label))
+            self.index = unfinished.enter_context(store.draft(label))
             self.body.write(header(rules.token_type, tokens, rules.kind))
             unfinished.pop_all()
-        self._sidecars: list[Output] = []
+        self._sidecars: list[Draft] = []
         # What is published: the body itself, or the body compressed.
         self.file = self.body
 
@@ -102,8 +102,8 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for output in (self.body, self.file, self.index, *self._sidecars):
-            output.discard()
+        for draft in (self.body, self.file, self.index, *self._sidecars):
+            draft.discard()
 
     def write(self, piece: Piece) -> None:
         """Append a piece of the block."""
@@ -130,36 +130,33 @@ class ShardWriter:
         """
         self.finish()
         if self._rules.compress:
-            self._zip()
+            # Only whole shards are compressed, because a frame tells its size first.
+            self.file = self._store.draft(self._label)
+            zstd.zip_file(self.body.path, self.file.write, self._threads, self._tick)
+            self.file.finish()
+            self.body.discard()
         if not self._rules.kind.sidecars:
             return
-        entries = map_array(self.index.temporary, self._index_type, 0)
+        entries = map_array(self.index.path, self._index_type, 0)
         spans = Spans(entries["start"], firsts, self.tokens)
         for suffix in self._rules.kind.sidecars:
-            output = Output(self._folder, self._label)
-            self._sidecars.append(output)
+            draft = self._store.draft(self._label)
+            self._sidecars.append(draft)
             for part in sidecar_parts(suffix, self._rules, spans):
-                output.write(part)
+                draft.write(part)
                 self._tick()
-            output.finish()
+            draft.finish()
 
-    def _zip(self) -> None:
-        """Compress the finished body. Only whole shards are, because a frame tells its size first."""
-        self.file = Output(self._folder, self._label)
-        zstd.zip_file(self.body.temporary, self.file, self._threads, self._tick)
-        self.file.finish()
-        self.body.discard()
-
-    def sidecars(self, shard: str) -> Iterator[tuple[str, Output]]:
+    def sidecars(self, shard: str) -> Iterator[tuple[str, Draft]]:
         """Yield the files that stand beside a complete token shard of that name, with their names."""
         return zip(layout.sidecars(self._rules, shard), self._sidecars, strict=True)
 
-    def publish(self, shard: Path, index: Path) -> None:
-        """Give all files their final names."""
+    def publish(self, shard: str, index: str) -> None:
+        """Give all files their names in the store."""
         self.index.publish(index)
         if self._sidecars:  # A tail has none.
-            for name, output in self.sidecars(shard.name):
-                output.publish(shard.with_name(name))
+            for name, draft in self.sidecars(shard):
+                draft.publish(name)
         self.file.publish(shard)
 
 

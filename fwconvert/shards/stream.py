@@ -19,7 +19,8 @@ from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.passages import Passage, between, length
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine
 
 # The files that this process has hashed, each with what tells whether it is still the same.
@@ -52,13 +53,13 @@ class StreamReader:
 
     def __init__(
         self,
-        run: Path,
+        store: Store,
         rules: Rules,
         passages: Sequence[Passage],
         eot: int,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder = RunFolder(run)
+        self._store = store
         self._rules = rules
         self._passages = passages
         self.length = length(passages)
@@ -131,8 +132,7 @@ class StreamReader:
         return self.length, True
 
     def _shard(self, line: ShardLine) -> NDArray[Any]:
-        path = self._folder.shard(line.name)
-        _believe(path, line.sha256, self._tick)
+        path = self._proven(layout.shard(line.name), line.sha256)
         tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens, self._tick)
         if len(tokens) != line.tokens:
             raise shard.misfit(line.name)
@@ -141,8 +141,7 @@ class StreamReader:
     def _entries(self, passage: Passage) -> NDArray[Any]:
         """Return the index entries of the documents that start in a passage."""
         line, end = passage.shard, passage.first + passage.tokens
-        path = self._folder.shard_index(line.name)
-        _believe(path, line.index_sha256, self._tick)
+        path = self._proven(layout.index(line.name), line.index_sha256)
         index = shard.read_index(path, self._rules.kind, line.documents)
         # Not numpy's search, which would copy all starts.
         starts = index["start"]
@@ -150,41 +149,43 @@ class StreamReader:
         shard.check_starts(found["start"], passage.first, end, line.name)
         return found
 
-
-def _believe(path: Path, sha256: str, tick: Callable[[], None]) -> None:
-    """Raise ShardError unless the file has this sha256; hashed once while it stays the same."""
-    if not sha256:
-        raise UsageError(
-            message(
-                "a token shard is not made yet, or what would be in it was dropped (--last drop)",
-                "if the run is not finished, run the command that makes it again, to its end",
-                file=path,
+    def _proven(self, name: str, sha256: str) -> Path:
+        """Return where a file lies, after its sha256 was checked: once, while it stays the same file."""
+        address = self._store.address(name)
+        if not sha256:
+            raise UsageError(
+                message(
+                    "a token shard is not made yet, or what would be in it was dropped (--last drop)",
+                    "if the run is not finished, run the command that makes it again, to its end",
+                    file=address,
+                )
             )
-        )
-    try:
-        state = files.state_of(path)
-        same = path, state.st_ino, state.st_size, state.st_mtime_ns
-        if same not in _hashed:
-            if len(_hashed) >= _MOST_HASHED:
-                _hashed.clear()
-            _hashed[same] = files.sha256_of(path, lambda _: tick())
-        found = _hashed[same]
-    except OSError as error:
-        raise ShardError(
-            message(
-                "a file of the run cannot be read",
-                "run the command that made the run again: it makes what is missing",
-                file=path,
-                reason=error.strerror,
+        try:
+            path = self._store.local(name)
+            state = files.state_of(path)
+            same = path, state.st_ino, state.st_size, state.st_mtime_ns
+            if same not in _hashed:
+                if len(_hashed) >= _MOST_HASHED:
+                    _hashed.clear()
+                _hashed[same] = files.sha256_of(path, lambda _: self._tick())
+            found = _hashed[same]
+        except OSError as error:
+            raise ShardError(
+                message(
+                    "a file of the run cannot be read",
+                    "run the command that made the run again: it makes what is missing",
+                    file=address,
+                    reason=error.strerror,
+                )
+            ) from error
+        if found != sha256:
+            raise ShardError(
+                message(
+                    "a file of the run is damaged: its sha256 is not the one in the run manifest",
+                    "run the command that made the run again: it makes the file again",
+                    file=address,
+                    expected=sha256,
+                    found=found,
+                )
             )
-        ) from error
-    if found != sha256:
-        raise ShardError(
-            message(
-                "a file of the run is damaged: its sha256 is not the one in the run manifest",
-                "run the command that made the run again: it makes the file again",
-                file=path,
-                expected=sha256,
-                found=found,
-            )
-        )
+        return path

@@ -228,14 +228,28 @@ def test_a_follower_notices_that_the_shards_are_others(run: Path) -> None:
         rows(follower)
 
 
-def test_an_index_of_long_entries_is_read_too(run: Path, finished: Path) -> None:
-    # As a file needs that may have more than 2**32 tokens: uint64 start, uint32 row.
+LONG_ENTRY = [("start", "<u8"), ("row", "<u4")]
+
+
+def test_an_index_whose_entries_are_not_as_wide_as_the_format_says_is_refused(run: Path) -> None:
     for path in run.glob("index/*.docs"):
         entries = np.fromfile(path, [("start", "<u4"), ("row", "<u4")])
-        path.write_bytes(entries.astype([("start", "<u8"), ("row", "<u4")]).tobytes())
+        path.write_bytes(entries.astype(LONG_ENTRY).tobytes())
 
-    choices: dict[str, Any] = {"seq_len": 64, "order": "documents"}
-    assert rows(Loader(run, **choices)) == rows(Loader(finished, **choices))
+    with pytest.raises(ShardError, match=r"\.docs"):
+        next(iter(Loader(run, seq_len=64, order="documents")))
+
+
+def test_the_long_entries_of_one_stream_are_read(tmp_path: Path) -> None:
+    source, out = corpus.equal_sources(tmp_path / "source", files=2, rows=30), tmp_path / "out"
+    assert runner.convert(source, out, tokenizer="bytes", format="raw", val_tokens=0).complete
+    tokens = np.fromfile(out / "train.bin", "<u2").tolist()
+    starts = np.fromfile(out / "index" / "train.docs", LONG_ENTRY)["start"].tolist()
+    beginnings = [tokens[start : start + 20] for start in starts]
+
+    served = rows(Loader(out, seq_len=64, order="documents"))
+    assert len(served) > 10
+    assert all(row[:20] in beginnings for row in served)
 
 
 def test_a_state_of_one_split_does_not_fit_the_other(finished: Path) -> None:
@@ -463,7 +477,7 @@ def test_what_a_pattern_serves_is_told_by_the_names(tmp_path: Path, there: str) 
         if wanted is not None:
             assert names(pattern, split=split) == wanted
         else:
-            with pytest.raises(UsageError, match=r"(?s)'(train|val)'.*\.bin.*name "):
+            with pytest.raises(UsageError, match=r"(?s)'(train|val)'.*\.bin.*(name|match) "):
                 names(pattern, split=split)
 
 
