@@ -167,7 +167,7 @@ class _Blocks:
     def publish(self, folder: RunFolder) -> None:
         """Give all files their final names, durably."""
         for writer, line in zip(self._full, self._lines(), strict=True):
-            writer.publish(folder.shard(line.name), folder.shard_index(line.name))
+            writer.publish(layout.shard(line.name), layout.index(line.name))
             self._reporter.beat()  # Not a place to stop: some files have their names, and no receipt.
         if self._current.tokens:
             self._current.publish(layout.tail(self._order.key), layout.tail_index(self._order.key))
