@@ -315,7 +315,7 @@ def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(
     golden: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fwconvert.run.convert.LocalEngine", Slow)
-    recipe = fwconvert.make_recipe(source=str(golden.sources), **RECIPE)
+    recipe = fwconvert.recipe(source=str(golden.sources), **RECIPE)
     observer = StopAtTheJoin()
 
     result = fwconvert.convert(recipe, tmp_path / "out", observer=observer, stop=observer.switch)

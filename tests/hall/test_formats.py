@@ -15,7 +15,7 @@ from fwconvert import formats, records
 from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.recipes import Recipe, Rules, check_rules
-from fwconvert.run.request import make_recipe
+from fwconvert.run.request import recipe as make_recipe
 from fwconvert.store import names
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)

@@ -50,7 +50,7 @@ def convert(
     source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
 ) -> fwconvert.Result:
     """Convert by the Python API."""
-    recipe = fwconvert.make_recipe(source=str(source), **choices)
+    recipe = fwconvert.recipe(source=str(source), **choices)
     return fwconvert.convert(recipe, out, fwconvert.Options(workers=workers), observer=notices)
 
 
