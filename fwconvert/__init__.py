@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fwconvert.recipes import SourceManifest as SourceManifest
     from fwconvert.run.convert import Result as Result
     from fwconvert.run.convert import convert as convert
-    from fwconvert.run.engine import Engine as Engine
+    from fwconvert.run.engines import Engine as Engine
     from fwconvert.run.estimate import Estimate as Estimate
     from fwconvert.run.estimate import plan as plan
     from fwconvert.run.events import Observer as Observer

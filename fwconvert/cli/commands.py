@@ -35,7 +35,9 @@ def convert(args: argparse.Namespace) -> int:
     code, result = _watched(
         recipe,
         args,
-        lambda observer, stop: run.convert(recipe, out, options, observer=observer, stop=stop),
+        lambda observer, stop: run.convert(
+            recipe, out, options, engine=args.engine, observer=observer, stop=stop
+        ),
     )
     if result and result.complete and args.version == "demo" and not args.quiet:
         _mention(wording.what_next(result))
@@ -50,7 +52,9 @@ def export(args: argparse.Namespace) -> int:
     code, _ = _watched(
         exporting.recipe,
         args,
-        lambda observer, stop: exporting.carry_out(args.new, _options(args), observer=observer, stop=stop),
+        lambda observer, stop: exporting.carry_out(
+            args.new, _options(args), engine=args.engine, observer=observer, stop=stop
+        ),
     )
     return code
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fwconvert import records
 from fwconvert.errors import message, printable
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.store import names
+from fwconvert.store import layout
 
 if TYPE_CHECKING:
     from fwconvert.inspection.show import Document
@@ -139,7 +139,7 @@ def _how_to_read(rules: Rules, out: Path, shard: str) -> list[str]:
         "Read a token shard:",
         "  import numpy as np",
         f"  tokens = np.memmap({where}, offset={kind.header_bytes})",
-        f'  starts = np.fromfile("{out}/index/{names.index(shard)}", "{start}")["f0"]',
+        f'  starts = np.fromfile("{out}/{layout.index(shard)}", "{start}")["f0"]',
     ]
 
 

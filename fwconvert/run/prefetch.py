@@ -24,7 +24,7 @@ from fwconvert.hub.download import Fetching
 from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
 from fwconvert.recipes import SourceManifest, SourceShard
 from fwconvert.sources import catalog
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 from fwconvert.store.receipts import Receipt
 
 _END = Stopped("all is fetched")
@@ -222,7 +222,7 @@ class HubOrigin:
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or will."""
         if self._keep is None:
-            return self._private / f"{names.job_key(source.path)}{catalog.PARQUET}"
+            return self._private / f"{layout.job_key(source.path)}{catalog.PARQUET}"
         return self._keep / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:

@@ -18,7 +18,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify import verify
 from fwconvert.recipes import EotSide, Layout
 from fwconvert.shards import shard
-from fwconvert.store import names
+from fwconvert.store import layout as names
 from fwconvert.tokens.vocabulary import find
 
 SIZE = 64
