@@ -64,9 +64,10 @@ def __dir__() -> list[str]:
 def _homes() -> dict[str, str]:
     """Return the modules of the public names, as the imports above say."""
     import ast  # noqa: PLC0415
-    import importlib.resources  # noqa: PLC0415
+    import inspect  # noqa: PLC0415
+    import sys  # noqa: PLC0415
 
-    source = (importlib.resources.files(__name__) / "__init__.py").read_text(encoding="utf-8")
+    source = inspect.getsource(sys.modules[__name__])
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     return {
         name.asname: node.module or "" for node in imports for name in node.names if name.asname is not None
