@@ -4,6 +4,7 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -39,8 +40,8 @@ class Located:
 class RunReader:
     """The run in a folder."""
 
-    def __init__(self, out: Path) -> None:
-        self.folder = RunFolder(out)
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.folder = RunFolder(Path(out))
         self.manifest: RunManifest = read_manifest(self.folder)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
@@ -130,6 +131,11 @@ class RunReader:
         if any(index not in self.account.jobs for index in range(source)):
             return None
         return sum(self._documents(index) for index in range(source))
+
+
+def open_run(out: str | os.PathLike[str]) -> RunReader:
+    """Return what reads the run in the folder `out`, or raise UsageError if there is none."""
+    return RunReader(out)
 
 
 def read_manifest(folder: RunFolder) -> RunManifest:

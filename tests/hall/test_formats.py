@@ -15,7 +15,7 @@ from fwconvert import formats, records
 from fwconvert.errors import ShardError, UsageError
 from fwconvert.formats import Contents, FormatName
 from fwconvert.recipes import Recipe, Rules, check_rules
-from fwconvert.run.request import make_recipe
+from fwconvert.run.request import recipe as make_recipe
 from fwconvert.store import layout
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
