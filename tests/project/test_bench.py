@@ -178,6 +178,6 @@ def test_a_way_that_makes_other_tokens_ends_the_benchmark(tmp_path: Path) -> Non
 
 
 def test_a_task_is_a_function_and_its_arguments() -> None:
-    command = child("bench.ways.decode", files=[Path("a")])
-    assert command[-2] == "bench.ways.decode"
+    command = child("bench.limits.decode", files=[Path("a")])
+    assert command[-2] == "bench.limits.decode"
     assert json.loads(command[-1]) == {"files": ["a"]}
