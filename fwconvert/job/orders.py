@@ -69,6 +69,11 @@ class ConvertOrder:
         """The order's name for people."""
         return self.source.path
 
+    @property
+    def size(self) -> int:
+        """How much there is to do: the bytes of the source."""
+        return self.source.bytes
+
 
 @dataclass(frozen=True)
 class JoinOrder:
@@ -97,8 +102,8 @@ class JoinOrder:
         return self.name
 
     @property
-    def tokens(self) -> int:
-        """How many tokens the shard has."""
+    def size(self) -> int:
+        """How much there is to do: the tokens of the shard."""
         own = self.absorbed.tokens if self.absorbed else 0
         return own + sum(segment.tokens for segment in self.segments)
 

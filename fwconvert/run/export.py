@@ -25,7 +25,8 @@ from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import estimate, request
-from fwconvert.run.convert import Result, SilentObserver, make
+from fwconvert.run.convert import Result, environment, make
+from fwconvert.run.engines import Engine
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
 from fwconvert.sources.catalog import Size
@@ -54,6 +55,7 @@ def export(
     out: str | os.PathLike[str],
     options: Options | None = None,
     *,
+    engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
     **changes: Any,
@@ -65,7 +67,7 @@ def export(
     on like it after a crash.
     """
     return Export(Path(run), Changes(**changes)).carry_out(
-        out, options or Options(), observer=observer, stop=stop
+        out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
 
@@ -83,14 +85,15 @@ class Export:
         out: str | os.PathLike[str],
         options: Options,
         *,
+        engine: Engine | None = None,
         observer: Observer | None = None,
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
         folder = RunFolder(Path(out).absolute())
         _refuse_inside(folder.path, self._run.folder.path)
-        supply = _FinishedRun(self._run, self.recipe, options)
-        return make(self.recipe, folder, options, supply, observer or SilentObserver(), stop or StopSwitch())
+        given = environment(options, engine, observer, stop)
+        return make(self.recipe, folder, _FinishedRun(self._run, self.recipe, given.options), given)
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:

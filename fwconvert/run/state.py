@@ -19,7 +19,7 @@ from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunCon
 from fwconvert.limits import NOTHING, Amount
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.cleanup import Leftovers
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 from fwconvert.run.events import Limit, Observer, Snapshot, StopSwitch
 from fwconvert.run.limiter import Limiter, Rations
 from fwconvert.run.prefetch import Origin, Ready
@@ -295,7 +295,8 @@ class Work:
 
     def snapshot(self, running: Sequence[Progress]) -> Snapshot:
         """Return how far the run is."""
-        flying_tokens = sum(progress.tokens for progress in running)
+        # What is joined was counted when it was encoded.
+        flying_tokens = 0 if self._joining else sum(progress.tokens for progress in running)
         measure = self._join_units if self._joining else self._convert_units
         units, units_done, session_units = measure(running)
         return Snapshot(
@@ -338,8 +339,7 @@ class Work:
         self._manifest_at = time.monotonic()
 
     def _convert_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
-        orders = [(p.fraction, p.order) for p in running]
-        flying = sum(part * order.source.bytes for part, order in orders if isinstance(order, ConvertOrder))
+        flying = sum(progress.fraction * progress.size for progress in running)
         tokens = self.tokens + sum(progress.tokens for progress in running)
         return self._bytes_to_read(flying, tokens), self.bytes + flying, self.session_bytes + flying
 
@@ -360,8 +360,7 @@ class Work:
         return min(everything, *(round(read / share) for read, share in shares if share), everything)
 
     def _join_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
-        orders = [(p.fraction, p.order) for p in running]
-        flying = sum(part * order.tokens for part, order in orders if isinstance(order, JoinOrder))
+        flying = sum(progress.fraction * progress.size for progress in running)
         return self._joining, self.joined + flying, self.session_joined + flying
 
     def _quarantine(self, order: Order, attempts: list[Failure]) -> None:

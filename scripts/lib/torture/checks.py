@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from fwconvert.job import documents, worker
+from fwconvert.processes import ProcessLimits
 from fwconvert.shards.cutting import Batch
 from torture.disks import Disk, ShrinkingDisk
 from torture.faults import Fault, Interposer, Point
@@ -149,7 +150,7 @@ def poison(scenario: int, kind: str, source: int) -> list[str]:
     testbed = testbed_of(scenario)
     try:
         result = testbed.session(
-            before=lambda: _poison(_POISONS[kind], source), more=("--stall-timeout", "5")
+            before=lambda: _poison(_POISONS[kind], source), limits=ProcessLimits(stall_seconds=5)
         )
         problems = _exit_problems(result)
         quarantined = [path.name[:3] for path in (testbed.out / ".fwconvert/quarantine").iterdir()]

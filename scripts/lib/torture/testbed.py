@@ -26,17 +26,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fwconvert import cli, processes
+from fwconvert import cli
 from fwconvert.cli import progress
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
 from fwconvert.job import worker
-from fwconvert.run import convert, engine
+from fwconvert.processes import ProcessLimits
+from fwconvert.run import convert
+from fwconvert.run.engines.local import LocalEngine
 from fwconvert.store import atomic
 from torture.faults import Fault, Interposer, Point
 
 # What a session would import: loaded before anything is forked.
-_PRELOADED = (progress, worker, convert, engine)
+_PRELOADED = (progress, worker, convert)
 
 # How many faults were injected from this process: a session may end before it comes to its own.
 INJECTED: Counter[str] = Counter()
@@ -57,16 +59,17 @@ class Scenario:
     export: tuple[str, ...] = ()
     # All rows of a source are equal: by its footer it has far less text than it holds.
     alike: bool = False
+    workers: int = 1
 
-    def command(self, sources: Path, out: Path, *more: str) -> list[str]:
+    def command(self, sources: Path, out: Path) -> list[str]:
         """Return the arguments of the command. For an export, `sources` is the finished run."""
         begin = ["export", str(sources)] if self.export else ["--source", str(sources)]
         options = self.export or self.options
-        return [*begin, "--out", str(out), "--workers", "1", "--no-disk-check", *options, *more]
+        return [*begin, "--out", str(out), "--workers", str(self.workers), "--no-disk-check", *options]
 
 
 _SMALL = ("--tokenizer", "bytes", "--val-tokens", "700")
-_LIMIT = ("--limit-tokens", "16000", "--where", "length > 3", "--workers", "3")
+_LIMIT = ("--limit-tokens", "16000", "--where", "length > 3")
 SCENARIOS = (
     Scenario("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
     Scenario("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
@@ -76,7 +79,7 @@ SCENARIOS = (
     Scenario("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
     Scenario("one file", 3, 12, (*_SMALL, "--format", "raw")),
     Scenario("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
-    Scenario("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True),
+    Scenario("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True, workers=3),
     Scenario("compressed", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--compress", "zstd")),
     Scenario(
         "an export",
@@ -105,10 +108,7 @@ def make_sources(scenario: Scenario, folder: Path) -> Path:
 
 def prepare() -> None:
     """Make this process one that sessions can be forked from."""
-    processes.SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]
     atomic.BLOCK_BYTES = 4096
-    # A forked worker has the driver's memory but not its threads.
-    os.register_at_fork(after_in_child=atomic._writer.cache_clear)  # noqa: SLF001
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,17 @@ class Testbed:
         *,
         interposer: Interposer | None = None,
         before: Callable[[], None] | None = None,
-        more: tuple[str, ...] = (),
+        limits: ProcessLimits | None = None,
     ) -> Result:
         """Run the command in a process of its own until it exits or is killed."""
         interposer = interposer or Interposer(self.out, fault)
         log = self.scratch / "output"
+        words = self.scenario.command(self.sources, self.out)
+        fork = multiprocessing.get_context("fork")
+        engine = LocalEngine(self.scenario.workers, limits or ProcessLimits(), fork)
         child = os.fork()
         if child == 0:
-            _run_session(interposer, log, before, self.scenario.command(self.sources, self.out, *more))
+            _run_session(interposer, log, before, lambda: cli.main(words, engine=engine))
         code = _wait(child)
         orphans = wait_for_end(child)
         INJECTED["faults"] += interposer.triggered
@@ -186,7 +189,7 @@ class Testbed:
 
 
 def _run_session(
-    interposer: Interposer, log: Path, before: Callable[[], None] | None, words: list[str]
+    interposer: Interposer, log: Path, before: Callable[[], None] | None, command: Callable[[], int]
 ) -> NoReturn:
     """Be the session, in a forked process; does not return."""
     code = 99
@@ -201,7 +204,7 @@ def _run_session(
         if before is not None:
             before()
         interposer.install()
-        code = cli.main(words)
+        code = command()
         sys.stdout.flush()
     finally:
         os._exit(code)
