@@ -1,5 +1,6 @@
 """How far a run is, told at once from its small records: no file is hashed, no text is read."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,9 +47,9 @@ class Status(Part, frozen=True):
     missing_shards: tuple[str, ...] = ()
 
 
-def status(out: Path) -> Status:
+def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    folder = RunFolder(out)
+    folder = RunFolder(Path(out))
     recipe = read_plan(folder)
     given = [_receipt(folder, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]

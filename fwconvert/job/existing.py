@@ -16,8 +16,9 @@ from fwconvert.errors import ShardError, message
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
-from fwconvert.shards.stream import Documents, StreamReader
+from fwconvert.shards.stream import DocumentStarts, StreamReader
 from fwconvert.sources.parquet import Proof
+from fwconvert.store.local import LocalStore
 from fwconvert.tokens import vocabulary
 
 # Tokens at a time: a few MB.
@@ -35,7 +36,7 @@ class ExistingTokens:
         self._exported = exported
         self._reporter = reporter
         self._reader = StreamReader(
-            Path(exported.run),
+            LocalStore(Path(exported.run)),
             exported.rules,
             exported.passages,
             vocabulary.find(exported.rules.tokenizer).eot,
@@ -99,7 +100,7 @@ class ExistingTokens:
         if (last == [reader.eot]) != (self._exported.rules.eot == "after"):
             raise self._misfit(f"a separator {self._exported.rules.eot} each document", f"{last} at the end")
 
-    def _check_documents(self, begin: int, end: int, found: Documents) -> None:
+    def _check_documents(self, begin: int, end: int, found: DocumentStarts) -> None:
         """Raise ShardError unless documents start where the separators say, in the order of their rows."""
         shift = 0 if self._exported.rules.eot == "before" else 1
         tokens = self._reader.tokens(begin, end)

@@ -111,10 +111,10 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
 
         # Not a place to stop: from here on some files have their names, and there is no receipt.
         for block, line in zip(full, receipt.shards, strict=True):
-            block.publish(store.local(layout.shard(line.name)), store.local(layout.index(line.name)))
+            block.publish(layout.shard(line.name), layout.index(line.name))
             reporter.beat()
         if tail.tokens:
-            tail.publish(store.local(layout.tail(order.key)), store.local(layout.tail_index(order.key)))
+            tail.publish(layout.tail(order.key), layout.tail_index(order.key))
         store.settle(layout.INDEX, "", layout.TAILS)
     receipts.publish(receipt, store.local(layout.receipt(order.key)), store.local(layout.TEMPORARY))
     return receipt
@@ -138,7 +138,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
         _refuse_other_count(order.title, writer.tokens, order.size)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
-        writer.publish(store.local(layout.shard(order.name)), store.local(layout.index(order.name)))
+        writer.publish(layout.shard(order.name), layout.index(order.name))
     store.settle(layout.INDEX, "")
 
     receipt = JoinReceipt(
@@ -151,9 +151,8 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
 def _writer(order: Order, store: Store, tokens: int, reporter: Reporter) -> ShardWriter:
     """Return a writer of one block, whose header promises this many tokens; one that is unbounded, none."""
     tokens = 0 if tokens == cutting.UNBOUNDED else tokens
-    context, label = order.context, f"{order.context.session}.{order.key}"
-    drafts = store.local(layout.TEMPORARY)
-    return ShardWriter(drafts, label, context.rules, tokens, context.threads, reporter.check)
+    context = order.context
+    return ShardWriter(store, order.key, context.rules, tokens, context.threads, reporter.check)
 
 
 def _open_source(order: ConvertOrder, store: Store, reporter: Reporter) -> TokenSource:

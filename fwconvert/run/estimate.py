@@ -20,7 +20,9 @@ from fwconvert.errors import UsageError, message
 from fwconvert.limits import Amount
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, Rules, SourceShard, Totals
+from fwconvert.records import Part
 from fwconvert.run.prefetch import LocalOrigin, Origin
+from fwconvert.run.preflight import refuse_other_folder
 from fwconvert.sources import catalog, footers
 from fwconvert.sources.catalog import Size
 from fwconvert.store.folder import RunFolder
@@ -260,6 +262,38 @@ def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
                 missing=f"{missing:,} bytes",
             )
         )
+
+
+class Estimate(Part, frozen=True):
+    """What a run would need in a folder: what `plan --json` prints."""
+
+    dataset: str
+    revision: str
+    out: str
+    plan: Plan
+    disk_needed: int
+    disk_used_already: int
+    disk_free: int
+
+
+def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = None) -> Estimate:
+    """Return what converting `recipe` into the folder `out` would need. Writes nothing.
+
+    Raises UsageError if the recipe names files on this machine and none of them is there.
+    """
+    folder = RunFolder(Path(out).absolute())
+    if recipe.root is not None:
+        refuse_other_folder(recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, folder)
+    needed = plan_for(recipe, options or Options())
+    return Estimate(
+        dataset=recipe.source.dataset,
+        revision=recipe.source.revision,
+        out=os.fspath(out),
+        plan=needed,
+        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
+        disk_used_already=bytes_there(folder),
+        disk_free=free_bytes(folder.path),
+    )
 
 
 def bytes_there(folder: RunFolder) -> int:

@@ -10,15 +10,15 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack, get_type_hints
 
 import msgspec
 
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.formats import Format
+from fwconvert.formats import Format, FormatName
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported
@@ -36,18 +36,17 @@ from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import vocabulary
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What is to be other than in the run that is exported. None: the same."""
+class Changes(TypedDict, total=False):
+    """What is to differ from the run that is exported. None: nothing."""
 
-    eot: EotSide | None = None
-    shard_tokens: int | None = None
-    val_tokens: int | None = None
-    layout: Layout | None = None
-    last: Last | None = None
-    compress: request.Compression | None = None
-    name: str | None = None
-    format: str | None = None
+    format: FormatName | None
+    eot: EotSide | None
+    shard_tokens: int | None
+    val_tokens: int | None
+    layout: Layout | None
+    last: Last | None
+    compress: request.Compression | None
+    name: str | None
 
 
 def export(
@@ -58,15 +57,15 @@ def export(
     engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
-    **changes: Any,
+    **changes: Unpack[Changes],
 ) -> Result:
     """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    `changes` are those of the class Changes.
-    Nothing is tokenised again. Returns and raises as `convert` does, and goes
-    on like it after a crash.
+    Changes are format, eot, shard_tokens, val_tokens, layout, last, compress and
+    name. Nothing is tokenised again. Returns and raises as `convert` does, and
+    goes on like it after a crash.
     """
-    return Export(Path(run), Changes(**changes)).carry_out(
+    return Export(Path(run), changes).carry_out(
         out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
@@ -98,13 +97,12 @@ class Export:
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
-    records.check(changes)
-    given = {one.name: getattr(changes, one.name) for one in fields(changes)}
-    given = {name: value for name, value in given.items() if value is not None}
+    records.check_values(changes, get_type_hints(Changes))
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
-    given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
+    given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
