@@ -15,7 +15,7 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext, SourceFile
 from fwconvert.limits import NOTHING, Amount
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.cleanup import Leftovers
@@ -96,7 +96,7 @@ class Work:
     def context(self) -> RunContext:
         """What all orders have in common."""
         return RunContext(
-            out=self.folder.path,
+            run=str(self.folder.path),
             recipe_id=self.recipe.recipe_id,
             rules=self.recipe.rules,
             session=self.session.id,
@@ -126,7 +126,8 @@ class Work:
             if file.path not in self.survey.jobs and file.path not in self.given_up:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
-                yield ConvertOrder(context, source, index, self.origin.place(source))
+                place = SourceFile(str(self.origin.place(source)))
+                yield ConvertOrder(context, source, index, place)
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""

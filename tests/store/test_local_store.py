@@ -200,9 +200,13 @@ def test_a_draft_has_no_name_until_it_is_published(store: LocalStore) -> None:
 
 
 def test_a_draft_that_is_not_published_leaves_nothing(store: LocalStore) -> None:
-    with pytest.raises(ZeroDivisionError), store.draft("a") as draft:
-        draft.write(b"content")
-        raise ZeroDivisionError
+    def fail() -> None:
+        with store.draft("a") as draft:
+            draft.write(b"content")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert [*store.list(layout.TEMPORARY)] == []
 
 
