@@ -26,19 +26,11 @@ from fwconvert.job.reporter import Reporter
 from fwconvert.job.tails import joined_pieces
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
-<<<<<<< HEAD
-from fwconvert.sources import parquet
-from fwconvert.store import atomic, layout, receipts
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.local import LocalStore
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
-=======
 from fwconvert.sources.parquet import Proof
 from fwconvert.store import layout, receipts
 from fwconvert.store.base import Store
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine, Sidecar, Tail
->>>>>>> main
 
 # Full blocks that may be on their way to the disk.
 _MOST_SYNCING = 4
@@ -109,14 +101,6 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
             reporter.check()
 
         proof = proving.result()
-<<<<<<< HEAD
-        if order.exported is None:
-            parquet.unchanged(order.file, proof)
-        made = blocks.finish(documents, proof)
-        blocks.publish(folder)
-    receipts.publish(LocalStore(order.context.out, order.context.session), made)
-    return made
-=======
         source.check_unchanged(proof)
         *full, tail = blocks
         tail.finish()
@@ -124,7 +108,6 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
             synced.result()
         _refuse_other_count(order.title, sum(block.tokens for block in blocks), source.counts.tokens)
         receipt = _receipt(order, source, proof, full, tail)
->>>>>>> main
 
         # Not a place to stop: from here on some files have their names, and there is no receipt.
         for block, line in zip(full, receipt.shards, strict=True):
@@ -133,7 +116,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
         if tail.tokens:
             tail.publish(layout.tail(order.key), layout.tail_index(order.key))
         store.settle(layout.INDEX, "", layout.TAILS)
-    receipts.publish(receipt, store.local(layout.receipt(order.key)), store.local(layout.TEMPORARY))
+    receipts.publish(store, receipt)
     return receipt
 
 
@@ -161,13 +144,8 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     receipt = JoinReceipt(
         context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
     )
-<<<<<<< HEAD
-    receipts.publish(LocalStore(context.out, context.session), made)
-    return made
-=======
-    receipts.publish(receipt, store.local(layout.join_receipt(order.name)), store.local(layout.TEMPORARY))
+    receipts.publish(store, receipt)
     return receipt
->>>>>>> main
 
 
 def _writer(order: Order, store: Store, tokens: int, reporter: Reporter) -> ShardWriter:
