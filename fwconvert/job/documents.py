@@ -28,8 +28,9 @@ from fwconvert.shards.cutting import Batch
 from fwconvert.sources import filters, parquet
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 from fwconvert.tokens.gigatoken import FastTokenizer
+from fwconvert.tokens.spec import Loading
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class Documents:
             batch = self._within_documents(whole)
             encoded = self._tokenizer.encode(batch.texts)
             self._audit(batch, encoded)
-            stream = tokenizer.place_eot(encoded, self._tokenizer.vocabulary.eot, context.rules.eot)
+            stream = tokenizer.place_eot(encoded, self._tokenizer.spec.eot, context.rules.eot)
             batch, tokens = self._within_tokens(batch, stream)
             self._count(batch, len(tokens))
             self._reporter.show(self._rows, total)
@@ -170,8 +171,7 @@ def _sample(rows: NDArray[np.int64], salt: int, *, first: bool) -> NDArray[np.in
 @lru_cache(maxsize=1)
 def _load(rules: Rules, encoder: Encoder, threads: int, out: Path) -> tokenizer.Tokenizer:
     # Spawn gives a worker nothing from the driver, so it loads the tokenizer itself, once.
-    known, folder = vocabulary.find(rules.tokenizer), RunFolder(out)
-    if encoder == "fast":
-        table = vocabulary.read_table(known, folder.vocabularies)
-        return FastTokenizer(known, table, threads, folder.temporary)
-    return tokenizer.load(known, folder.vocabularies, threads)
+    folder = RunFolder(out)
+    return registry.load(
+        registry.of_rules(rules), folder.vocabularies, Loading(encoder, threads, folder.temporary)
+    )

@@ -17,7 +17,7 @@ from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import Documents, StreamReader
 from fwconvert.store.receipts import Counts
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 # Tokens at a time: a few MB.
 STEP = 2**21
@@ -37,7 +37,7 @@ class ExportedDocuments:
             exported.run,
             exported.rules,
             exported.passages,
-            vocabulary.find(exported.rules.tokenizer).eot,
+            registry.of_rules(exported.rules).eot,
             reporter.check,
         )
         self._documents, self._last_row = 0, -1
