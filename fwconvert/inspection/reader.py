@@ -16,7 +16,7 @@ from fwconvert.shards.expected import Account, Expected
 from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
-from fwconvert.shards.stream import Document, StreamReader
+from fwconvert.shards.stream import DocumentSpan, StreamReader
 from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
@@ -31,7 +31,7 @@ class Located:
     source: int
     # In the run, counted from 1; None if a source before it is not converted yet.
     number: int | None
-    document: Document
+    document: DocumentSpan
     reader: StreamReader
     # The token that was asked for, in the stream of the source.
     position: int
@@ -66,7 +66,7 @@ class RunReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
         eot = registry.of_rules(rules).eot
-        return StreamReader(self.folder.path, rules, self.streams[source], eot)
+        return StreamReader(self.folder.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""
@@ -117,7 +117,7 @@ class RunReader:
         document = self._seen(source, reader, reader.document(number - 1 - ends[source] + counts[source]))
         return Located(source, number, document, reader, document.start)
 
-    def _seen(self, source: int, reader: StreamReader, document: Document) -> Document:
+    def _seen(self, source: int, reader: StreamReader, document: DocumentSpan) -> DocumentSpan:
         """Return a document as it is in its source too: not whole if the limit has cut it."""
         job = self.account.jobs.get(source)
         cut = job is not None and job.cut and document.end == reader.length

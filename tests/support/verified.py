@@ -132,7 +132,7 @@ def seal(out: Path) -> None:
 
 
 def index_of(out: Path, name: str) -> Path:
-    return out / "index" / names.index(name)
+    return out / names.index(name)
 
 
 def tokens_of(out: Path, name: str) -> "np.ndarray[Any, Any]":
