@@ -284,7 +284,7 @@ class _RunOrigin:
     def _exported(self, order: ConvertOrder) -> Exported:
         job = self._jobs[order.source.path]
         return Exported(
-            run=self._run.folder.path,
+            run=str(self._run.folder.path),
             rules=self._run.manifest.rules,
             passages=self._run.streams[order.source_index],
             bytes=job.bytes,
