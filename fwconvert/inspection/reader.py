@@ -21,7 +21,7 @@ from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunReader:
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
-        eot = vocabulary.find(rules.tokenizer).eot
+        eot = registry.of_rules(rules).eot
         return StreamReader(self.folder.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
@@ -143,7 +143,7 @@ def read_manifest(folder: RunFolder) -> RunManifest:
     manifest = run_manifest.read(folder)
     try:
         check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
+        registry.of_rules(manifest.rules)
     except UsageError as error:
         raise ManifestError(
             message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
