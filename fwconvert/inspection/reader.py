@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.recipes import check_rules
-from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
@@ -21,7 +21,7 @@ from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunReader:
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
-        eot = vocabulary.find(rules.tokenizer).eot
+        eot = registry.of_rules(rules).eot
         return StreamReader(self.folder.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
@@ -143,7 +143,7 @@ def read_manifest(folder: RunFolder) -> RunManifest:
     manifest = run_manifest.read(folder)
     try:
         check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
+        registry.of_rules(manifest.rules)
     except UsageError as error:
         raise ManifestError(
             message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
@@ -151,7 +151,7 @@ def read_manifest(folder: RunFolder) -> RunManifest:
     return manifest
 
 
-def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
+def _matching(shard: ExpectedShard, lines: dict[str, ShardLine]) -> ShardLine:
     """Return the line of a token shard, or one without hashes if it is not made yet."""
     line = lines.get(shard.name)
     if line is None:

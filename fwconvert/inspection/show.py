@@ -13,7 +13,7 @@ from fwconvert.store import layout, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     line = find_shard(manifest, name)
     if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-    decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
+    decoder = registry.load(registry.of_rules(manifest.rules), folder.vocabularies)
     return line, list(_documents(folder, manifest, line, decoder, most))
 
 
 def numbered(out: Path, number: int) -> tuple[Document, str]:
     """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
-    decoder = tokenizer.load(vocabulary.find(run.manifest.rules.tokenizer), run.folder.vocabularies)
+    decoder = registry.load(registry.of_rules(run.manifest.rules), run.folder.vocabularies)
     located = run.document(number)
     found = located.document
     tokens = located.reader.tokens(found.start, found.end)

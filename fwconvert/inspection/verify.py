@@ -21,12 +21,12 @@ from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
-from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.store import layout, receipts, run_manifest, unlisted
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -80,7 +80,7 @@ def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
 def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audit]:
     """Audit the token shards of the manifest, by name."""
     manifest = account.manifest
-    rules, known = manifest.rules, vocabulary.find(manifest.rules.tokenizer)
+    rules, known = manifest.rules, registry.of_rules(manifest.rules)
     expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
     # A name that is none of ours is a problem already, and might lead out of the folder.
     lines = {line.name: line for line in manifest.shards if layout.is_shard(rules, line.name)}
@@ -127,7 +127,7 @@ def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Li
     return chains
 
 
-def _stretches(shard: Expected, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
+def _stretches(shard: ExpectedShard, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
     found = audits.get(shard.name)
     # A shard that is longer or shorter than it should be tells nothing of its sources.
     if found and found.stretches and found.tokens == shard.tokens:

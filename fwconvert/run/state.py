@@ -15,7 +15,7 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext, SourceFile
 from fwconvert.limits import NOTHING, Amount
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.cleanup import Leftovers
@@ -28,6 +28,7 @@ from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
 from fwconvert.store import atomic, layout, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
 from fwconvert.store.recorded import shard_problem
 
@@ -95,7 +96,7 @@ class Work:
     def context(self) -> RunContext:
         """What all orders have in common."""
         return RunContext(
-            out=self.folder.path,
+            run=str(self.folder.path),
             recipe_id=self.recipe.recipe_id,
             rules=self.recipe.rules,
             session=self.session.id,
@@ -125,7 +126,8 @@ class Work:
             if file.path not in self.survey.jobs and file.path not in self.given_up:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
-                yield ConvertOrder(context, source, index, self.origin.place(source))
+                place = SourceFile(str(self.origin.place(source)))
+                yield ConvertOrder(context, source, index, place)
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
@@ -270,7 +272,7 @@ class Work:
         attempts = self.failures.setdefault(order.key, [])
         attempts.append(failure)
         # A worker that was ended, by whomever, could not remove what it had begun.
-        atomic.sweep(self.folder.temporary, f"{order.key}-")
+        LocalStore(self.folder.path, self.session.id).sweep(order.key)
         # Why it is given up is told in full at the end of the session, and what a lost worker says now.
         is_whole = failure.kind == "lost" and not final
         wrong = failure.message if is_whole else failure.message.partition("\n")[0]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from fwconvert.job import documents, worker
+from fwconvert.job import encoded, worker
 from fwconvert.processes import ProcessLimits
 from fwconvert.shards.cutting import Batch
 from torture.disks import Disk, ShrinkingDisk
@@ -256,10 +256,10 @@ POISONS = tuple(_POISONS)
 
 
 def _poison(happens: Callable[[], object], source: int) -> None:
-    class Poisoned(documents.Documents):
+    class Poisoned(encoded.EncodedSource):
         def batches(self) -> Iterator[Batch]:
             if self._order.source_index == source:
                 happens()
             return super().batches()
 
-    vars(worker)["Documents"] = Poisoned
+    vars(worker)["EncodedSource"] = Poisoned
