@@ -7,27 +7,28 @@ the bytes: an export is what a conversion of the same recipe gives.
 """
 
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format
+from fwconvert.hub.retry import Patience
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
-from fwconvert.run import estimate, request
-from fwconvert.run.convert import Result, SilentObserver, make
-from fwconvert.run.prefetch import Origin, Ready, Wanted
-from fwconvert.run.state import Observer, StopSwitch
+from fwconvert.run import request
+from fwconvert.run.convert import Conversion, Result
+from fwconvert.run.estimate import Estimate, make_estimate
+from fwconvert.run.events import Observer, SilentObserver, StopSwitch
+from fwconvert.run.inputs import Input, IsWanted, Ready, always
 from fwconvert.sources.catalog import Size
 from fwconvert.store import atomic, places, sessions
 from fwconvert.store.folder import RunFolder
@@ -89,8 +90,14 @@ class Export:
         """Make it, or go on where an earlier call stopped."""
         folder = RunFolder(Path(out).absolute())
         _refuse_inside(folder.path, self._run.folder.path)
-        supply = _FinishedRun(self._run, self.recipe, options)
-        return make(self.recipe, folder, options, supply, observer or SilentObserver(), stop or StopSwitch())
+        return Conversion(
+            folder,
+            self.recipe,
+            options,
+            FinishedRun(self._run),
+            observer or SilentObserver(),
+            stop or StopSwitch(),
+        ).run()
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
@@ -181,112 +188,74 @@ def _refuse_inside(out: Path, run: Path) -> None:
         )
 
 
-class _FinishedRun:
+class FinishedRun(Input):
     """The token shards of a finished run, in place of the sources."""
 
-    def __init__(self, run: RunReader, recipe: Recipe, options: Options) -> None:
+    def __init__(self, run: RunReader) -> None:
+        self.root = places.read(run.folder)
         self._run = run
-        self._recipe = recipe
-        self._options = options
-        self.place = places.read(run.folder)
+        self._jobs = {job.path: job for job in run.manifest.jobs}
 
-    def origin(self, folder: RunFolder) -> "_RunOrigin":
-        """Return what hands out the orders."""
-        assert folder.path != self._run.folder.path  # noqa: S101  # refused before, by carry_out
-        return _RunOrigin(self._run)
+    def location(self, source: SourceShard) -> Path:
+        """Return a place in the folder of the run: no source is needed itself."""
+        return self._run.folder.path / source.path
 
-    def check_disk(self, folder: RunFolder) -> None:
-        """Raise UsageError if the output does not fit. Its size is known."""
-        jobs = self._run.manifest.jobs
-        sizes = {job.path: Size(job.documents, job.text_bytes) for job in jobs}
-        tokens = {job.path: job.tokens for job in jobs}
-        workers = max(1, min(self._options.worker_count, len(jobs)))
-        needed = estimate.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
-        estimate.check_shards(needed, self._recipe.rules)
-        there, free = estimate.bytes_there(folder), estimate.free_bytes(folder.path)
-        estimate.refuse_small_disk(needed, there, free, str(folder.path))
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 of the source that the run was made from, if it is another one.
 
-    def _without_a_limit(self) -> Recipe:
-        """Return the recipe of all that the run has: its limit took what is behind it, and was counted."""
-        recipe, jobs = self._recipe, {job.path for job in self._run.manifest.jobs}
-        files = tuple(file for file in recipe.source.files if file.path in jobs)
-        return Recipe(
+        A source beyond the limit was not read for the run. A conversion that was
+        cut off may have left its receipt, made ahead; it is withdrawn.
+        """
+        job = self._jobs.get(source.path)
+        return None if job is None or job.sha256 == receipt.source_sha256 else job.sha256
+
+    def sizes(self) -> Mapping[str, Size]:
+        """Return what was counted when the run was made."""
+        return {path: Size(job.documents, job.text_bytes) for path, job in self._jobs.items()}
+
+    def estimate(self, recipe: Recipe, options: Options) -> Estimate:
+        """Return what an export will need: exact, since the tokens were counted.
+
+        The recipe is taken without its limit, and without the sources beyond it.
+        """
+        files = tuple(file for file in recipe.source.files if file.path in self._jobs)
+        unlimited = Recipe(
             msgspec.structs.replace(recipe.source, files=files),
             msgspec.structs.replace(recipe.rules, limit_documents=None, limit_tokens=None),
         )
+        tokens = {path: job.tokens for path, job in self._jobs.items()}
+        workers = max(1, min(options.worker_count, len(files)))
+        return make_estimate(unlimited, self.sizes(), workers, counted=tokens)
 
-    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
+    def open_footer(self, source: SourceShard, patience: Patience) -> None:  # noqa: ARG002
         """Ask for no column: all were there when the run was made."""
+        return
 
-    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
-        """Return a session that can begin; it encodes nothing."""
+    def new_session(
+        self, folder: RunFolder, recipe: Recipe, options: Options, observer: Observer
+    ) -> sessions.Session:
+        """Return a session that encodes nothing; the vocabulary is kept beside the output if the run has it."""
         observer.notice(f"taking the tokens from {self._run.folder.path}")
-        self._take_vocabulary(folder)
-        return sessions.new(self._options.worker_count, 1, "exported")
-
-    def _take_vocabulary(self, folder: RunFolder) -> None:
-        """Lay the rank table beside the output for whoever decodes it, if the run has it."""
-        known = vocabulary.find(self._recipe.rules.tokenizer)
+        known = vocabulary.find(recipe.rules.tokenizer)
         name = vocabulary.provided_name(known)
         with suppress(OSError, ManifestError):
             if not (folder.vocabularies / name).exists() and (self._run.folder.vocabularies / name).exists():
                 table = vocabulary.read_table(known, self._run.folder.vocabularies)
                 atomic.make_folder(folder.vocabularies)
                 atomic.replace(folder.vocabularies / name, table)
+        return sessions.new(options.worker_count, 1, "exported")
 
-
-class _RunOrigin:
-    """Hands out orders whose tokens come from a finished run."""
-
-    def __init__(self, run: RunReader) -> None:
-        self._run = run
-        self._jobs = {job.path: job for job in run.manifest.jobs}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def place(self, source: SourceShard) -> Path:
-        """Return the folder of the run: no source is needed itself."""
-        return self._run.folder.path / source.path
-
-    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
-        """Return the sha256 of the source that the run has, if it is another.
-
-        A source behind the limit was not read for the run. A conversion that was
-        cut off may have left its receipt, on trial; it is withdrawn.
-        """
-        job = self._jobs.get(source.path)
-        return None if job is None or job.sha256 == receipt.source_sha256 else job.sha256
-
-    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted | None = None) -> Ready:  # noqa: ARG002
-        """Yield all orders, each with where its tokens stand; a source behind a limit has none."""
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
+        """Yield all orders, each with where its tokens are; a source beyond a limit has none."""
         for order in orders:
-            if order.source.path in self._jobs:
-                yield replace(order, exported=self._exported(order))
-
-    def clear(self) -> None:
-        """Leave the run as it is."""
-
-    def release(self, source: SourceShard) -> None:
-        """Leave the run as it is."""
-
-    def traffic(self) -> None:
-        """Tell that nothing is fetched."""
-
-    def notices(self) -> list[str]:
-        """Return nothing: there is nothing to tell."""
-        return []
-
-    def _exported(self, order: ConvertOrder) -> Exported:
-        job = self._jobs[order.source.path]
-        return Exported(
-            run=self._run.folder.path,
-            rules=self._run.manifest.rules,
-            passages=self._run.streams[order.source_index],
-            bytes=job.bytes,
-            sha256=job.sha256,
-            counts=Counts(**{name: getattr(job, name) for name in Counts.__struct_fields__}),
-        )
+            job = self._jobs.get(order.source.path)
+            if job is not None:
+                exported = Exported(
+                    run=self._run.folder.path,
+                    rules=self._run.manifest.rules,
+                    passages=self._run.streams[order.source_index],
+                    bytes=job.bytes,
+                    sha256=job.sha256,
+                    counts=Counts(**{name: getattr(job, name) for name in Counts.__struct_fields__}),
+                )
+                yield replace(order, exported=exported)

@@ -17,7 +17,7 @@ from fwconvert.job.orders import ConvertOrder, Unfetched
 from fwconvert.limits import NOTHING, Amount, Counted, amount_of, limit_of
 from fwconvert.limits import settled as settled_by
 from fwconvert.recipes import Rules
-from fwconvert.run.prefetch import Ready
+from fwconvert.run.inputs import Ready
 
 # Sources on trial may give so many times what is expected before they do not fit; and a source is
 # fetched ahead unless those before it give all, even if they give so many times less.
@@ -95,6 +95,8 @@ class Limiter:
         self._under_way.discard(index)
         self._gave[index] = None
         self._scale.remove(index)
+        if index < self.settled:
+            self._state = settled_by(self._gave, 0, limit_of(self._rules))
 
     def begun(self, index: int) -> None:
         """Take note that a source is under way."""
