@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -231,8 +231,11 @@ def check(given: object) -> None:
     """
     for name, kind in get_type_hints(type(given)).items():
         value = getattr(given, name)
+        # msgspec knows no PathLike.
+        if isinstance(value, os.PathLike) and os.PathLike[str] in get_args(kind):
+            continue
         try:
-            msgspec.convert(value, kind)
+            msgspec.convert(value, _without_paths(kind))
         except (msgspec.ValidationError, OverflowError, UnicodeError):
             raise UsageError(
                 message(
@@ -242,6 +245,11 @@ def check(given: object) -> None:
                     allowed=_allowed(kind),
                 )
             ) from None
+
+
+def _without_paths(kind: Any) -> Any:
+    others = [one for one in get_args(kind) if one != os.PathLike[str]]
+    return Union[tuple(others)] if len(others) < len(get_args(kind)) else kind  # noqa: UP007
 
 
 def _advice(value: object, kind: Any) -> list[str]:

@@ -56,7 +56,7 @@ def check_disk(folder: RunFolder, recipe: Recipe, options: Options, inputs: Inpu
     """Raise UsageError if the output, or the sources that are fetched, do not fit on the disk."""
     needed, out = inputs.estimate(recipe, options), folder.path
     _refuse_too_many_shards(needed, recipe.rules)
-    there, keep = bytes_there(folder), options.keep_source
+    there, keep = bytes_there(folder), options.keep_folder
     kept = 0 if keep is None else _kept_bytes(recipe, keep)
     if keep is None or _device(keep) == _device(out):
         refuse_small_disk(needed, there + kept, free_bytes(out), str(out))

@@ -111,7 +111,7 @@ def test_a_whole_number_is_a_number_and_one_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        {"out": "OUT"}, {"out": None}, {"root": "here"}, {"keep_source": "here"},
+        {"keep_source": ""}, {"keep_source": 5}, {"keep_source": b"here"},
         *({name: value} for name in ("workers", "threads", "prefetch", "max_fetches", "worker_memory")
           for value in (0, -1, 1.0, True, "2", math.nan)),
         *({name: value} for name in ("patience", "stall_timeout")
@@ -133,3 +133,8 @@ def test_options_that_cannot_be_are_refused(option: dict[str, Any]) -> None:
 )
 def test_options_that_can_be_are_taken(option: dict[str, Any]) -> None:
     Options(**option)
+
+
+@pytest.mark.parametrize("given", ["here", Path("here")])
+def test_a_folder_is_a_text_or_a_path(given: str | Path) -> None:
+    assert Options(keep_source=given).keep_folder == Path("here")
