@@ -22,7 +22,7 @@ from fwconvert.recipes import Recipe
 
 if TYPE_CHECKING:
     from fwconvert.run.convert import Result
-    from fwconvert.run.state import Observer, StopSwitch
+    from fwconvert.run.events import Observer, StopSwitch
 
 
 def convert(args: argparse.Namespace) -> int:
@@ -94,18 +94,16 @@ def about() -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert.run import estimate, preflight  # noqa: PLC0415
-    from fwconvert.run.prefetch import LocalOrigin  # noqa: PLC0415
+    from fwconvert.run import preflight  # noqa: PLC0415
+    from fwconvert.run.prefetch import open_input  # noqa: PLC0415
     from fwconvert.store.folder import RunFolder  # noqa: PLC0415
 
     recipe, given, options = _asked(args)
-    out = given.absolute()
-    if recipe.root is not None:
-        preflight.refuse_other_folder(
-            recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, RunFolder(out)
-        )
-    needed = estimate.plan_for(recipe, options)
-    free, there = estimate.free_bytes(out), estimate.bytes_there(RunFolder(out))
+    folder = RunFolder(given.absolute())
+    inputs = open_input(recipe, options, folder)
+    preflight.refuse_wrong_folder(folder, recipe, inputs)
+    needed = inputs.estimate(recipe, options)
+    free, there = preflight.free_bytes(folder.path), preflight.bytes_there(folder)
     shown = wording.PlanReport(
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,
@@ -126,7 +124,7 @@ def pin(args: argparse.Namespace) -> int:
     pinning.check_output(args.output)  # before all the work
     try:
         with _stopping() as stop:
-            pinned = pinning.pin(args.source, args.path, args.revision, note, stop.switch.wish)
+            pinned = pinning.pin(args.source, args.path, args.revision, note, stop.switch.event)
     except Stopped as error:
         note(f"fwconvert: {error}")
         return 128 + stop.signal
@@ -216,7 +214,7 @@ class _Stopping:
 @contextmanager
 def _stopping() -> Iterator[_Stopping]:
     """Let SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the process anywhere."""
-    from fwconvert.run.state import StopSwitch  # noqa: PLC0415
+    from fwconvert.run.events import StopSwitch  # noqa: PLC0415
 
     stopping = _Stopping(StopSwitch())
     handlers = {signal.SIGINT: stopping.ask, signal.SIGTERM: stopping.ask}

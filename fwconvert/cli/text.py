@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fwconvert.inspection.status import Status
     from fwconvert.inspection.verify import Report
     from fwconvert.run.convert import Result
-    from fwconvert.run.estimate import Plan
+    from fwconvert.run.estimate import Estimate
     from fwconvert.store.run_manifest import Headline
 
 
@@ -160,7 +160,7 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
+def plan_text(shown: PlanReport, needed: "Estimate", recipe: Recipe) -> str:
     """Tell what a run would need."""
     largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
     short = shown.disk_needed - shown.disk_used_already - shown.disk_free
@@ -183,12 +183,12 @@ def plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
     return message("this is what the run needs", *warnings, **rows)
 
 
-def _shards_text(needed: "Plan", recipe: Recipe) -> str:
+def _shards_text(needed: "Estimate", recipe: Recipe) -> str:
     size = recipe.rules.shard_tokens
     return f"about {needed.shards:,} of {size:,} tokens" if size else "one, and one for validation"
 
 
-def _to_fetch(needed: "Plan") -> str:
+def _to_fetch(needed: "Estimate") -> str:
     most = needed.fetched_bytes
     if most >= needed.source_bytes:
         return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"

@@ -251,7 +251,7 @@ class Conversion:
         return Rations(limiter).ready(coming)
 
     def _join_orders(self, tracker: Tracker, context: RunContext) -> Iterator[JoinOrder]:
-        """Yield an order for each joined shard that is not done; on the way it removes tails that are spent."""
+        """Yield an order for each joined shard that is not done; its worker removes tails that are spent."""
         keys = tracker.cleanup.keys
         for name, shard in tracker.state.unjoined:
             tails = tuple(keys[segment.source] for segment in shard.segments)
@@ -288,7 +288,9 @@ class Conversion:
         sessions.write(folder, sessions.ended(session, outcome))
         tracker.write_manifest(complete=complete)
 
-    def _result(self, tracker: Tracker, jobs_found: int, started: float, *, untouched: bool = False) -> Result:
+    def _result(
+        self, tracker: Tracker, jobs_found: int, started: float, *, untouched: bool = False
+    ) -> Result:
         state = tracker.state
         complete = state.is_complete
         foreign = self._unlisted(tracker).foreign if complete else ()
@@ -353,7 +355,7 @@ def _cut_off_sessions(folder: RunFolder) -> frozenset[str]:
 
 
 def _trust(found: Found) -> None:
-    """Let receipts be as new as their files, which have the right hashes: so they are not hashed each time."""
+    """Make receipts as new as their files, whose hashes are right: so they are not hashed each time."""
     for path, newest in found.proven.items():
         if path.is_symlink():  # The time would be that of a file elsewhere.
             continue

@@ -163,7 +163,7 @@ def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
 
 
 def expected_amounts(recipe: Recipe, sizes: Mapping[str, Size]) -> list[Amount]:
-    """Return what each source may hold, in order; nothing without a limit, since nothing depends on it then."""
+    """Return what each source may hold, in order; nothing without a limit, which needs no estimate."""
     files, rules = recipe.source.files, recipe.rules
     if not rules.is_limited:
         return []

@@ -234,7 +234,7 @@ class FinishedRun(Input):
     def new_session(
         self, folder: RunFolder, recipe: Recipe, options: Options, observer: Observer
     ) -> sessions.Session:
-        """Return a session that encodes nothing; the vocabulary is kept beside the output if the run has it."""
+        """Return a session that encodes nothing; the run's vocabulary is copied for those who decode."""
         observer.notice(f"taking the tokens from {self._run.folder.path}")
         known = vocabulary.find(recipe.rules.tokenizer)
         name = vocabulary.provided_name(known)

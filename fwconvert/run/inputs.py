@@ -83,7 +83,7 @@ class Input(Protocol):
         """Return what a run of the recipe will need."""
         return make_estimate(recipe, self.sizes(), workers_at_once(recipe, options))
 
-    def open_footer(self, source: SourceShard, patience: Patience) -> Readable | None:
+    def open_footer(self, source: SourceShard, patience: Patience) -> Readable | None:  # noqa: ARG002
         """Return the file of a source, to read its footer; None if no column is needed from it."""
         place = self.location(source)
         return place, str(place)
@@ -112,15 +112,15 @@ class Input(Protocol):
         return None
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:
-        """Yield the orders as they can be carried out; a file that is not wanted is not fetched until it is."""
+        """Yield the orders as they can be carried out; a file is fetched only once it is wanted."""
 
-    def release(self, source: SourceShard) -> None:
+    def release(self, source: SourceShard) -> None:  # noqa: ARG002
         """Take back a file whose receipt is on the disk, or that was given up."""
-        return None
+        return
 
     def clear(self) -> None:
         """Remove files that were fetched and are not needed any more; after the `with` block."""
-        return None
+        return
 
     def traffic(self) -> Traffic | None:
         """Return how fetching goes, or None if nothing is fetched."""

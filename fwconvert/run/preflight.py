@@ -37,9 +37,7 @@ _RETRY_SECONDS = 3.0
 _MOST_SECONDS = 15.0
 
 
-def check(
-    folder: RunFolder, recipe: Recipe, options: Options, inputs: Input, stop: threading.Event
-) -> None:
+def check(folder: RunFolder, recipe: Recipe, options: Options, inputs: Input, stop: threading.Event) -> None:
     """Raise UsageError if the run cannot end well; nothing is written."""
     # A join of whole sources may keep more workers busy than there are sources.
     jobs, workers = len(recipe.source.files), options.worker_count

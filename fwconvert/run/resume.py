@@ -379,7 +379,7 @@ class Cleanup:
         for index in limiter.unfit:
             path = self._withdraw_job(index)
             why = "lies beyond the limit" if limiter.reached else "has more than the limit leaves for it"
-            self._observer.notice(f"{path} {why}: what was made of it ahead is withdrawn")
+            self._observer.notice(f"{path} {why}: its output is withdrawn")
 
     def withdraw_misfits(self, tick: Tick) -> None:
         """Withdraw what stands in the way of the join; the jobs that go with it are missing then.

@@ -15,8 +15,8 @@ from fwconvert.errors import HubError
 from fwconvert.job.orders import ConvertOrder, Failure, RunContext, Unfetched
 from fwconvert.limits import Amount
 from fwconvert.recipes import Recipe, Rules, SourceShard
+from fwconvert.run.inputs import Ready
 from fwconvert.run.limiter import Allowance, Limiter, Rations
-from fwconvert.run.prefetch import Ready
 from fwconvert.store.receipts import Counts, Receipt, Tail
 
 # Sources, each the lengths of its documents in tokens.

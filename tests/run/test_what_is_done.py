@@ -16,7 +16,7 @@ from fwconvert.options import Options
 from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
 from fwconvert.run.request import make_recipe
-from fwconvert.run.resume import Look, Survey, survey
+from fwconvert.run.resume import Found, find_done
 from fwconvert.store import names, receipts, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -37,8 +37,8 @@ class Run:
     folder: RunFolder
     recipe: Recipe
 
-    def look(self, unclean: set[str] | None = None) -> Survey:
-        return survey(self.folder, self.recipe, Look(frozenset(unclean or ())))
+    def look(self, unclean: set[str] | None = None) -> Found:
+        return find_done(self.folder, self.recipe, frozenset(unclean or ()))
 
     @property
     def session(self) -> str:
@@ -117,7 +117,7 @@ VISIBLE: dict[str, Callable[[Path], object]] = {
 visible = pytest.mark.parametrize("damage", VISIBLE.values(), ids=VISIBLE.keys())
 
 
-def assert_withdrawn(found: Survey, run: Run, sources: set[str], damaged: str) -> None:
+def assert_withdrawn(found: Found, run: Run, sources: set[str], damaged: str) -> None:
     """The receipts of these sources and no others are withdrawn; it is told why."""
     assert set(found.jobs) == set(SOURCES) - sources
     assert {run.receipt(source) for source in sources} <= set(found.withdrawn)
@@ -175,7 +175,7 @@ def test_looking_changes_nothing(finished: Run) -> None:
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path: Path) -> None:
-    assert survey(RunFolder(tmp_path / "missing"), finished.recipe) == Survey()
+    assert find_done(RunFolder(tmp_path / "missing"), finished.recipe) == Found()
 
 
 @visible
@@ -235,7 +235,7 @@ def test_damage_that_neither_size_nor_time_shows_is_noticed_if_everything_is_has
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     assert finished.look().problems == []
-    found = survey(finished.folder, finished.recipe, Look(everything=True))
+    found = find_done(finished.folder, finished.recipe, rehash=True)
     assert_withdrawn(found, finished, {"d.parquet"}, shard.name)
 
 
@@ -245,12 +245,12 @@ def test_hashing_stops_when_somebody_wants_it_to(finished: Run) -> None:
         raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
-        survey(finished.folder, finished.recipe, Look(everything=True, tick=stop))
+        find_done(finished.folder, finished.recipe, rehash=True, tick=stop)
 
 
 def test_hashing_tells_how_far_it_is(finished: Run) -> None:
     told: list[tuple[int, int]] = []
-    survey(finished.folder, finished.recipe, Look(everything=True, tick=lambda *far: told.append(far)))
+    find_done(finished.folder, finished.recipe, rehash=True, tick=lambda *far: told.append(far))
     sizes = [path.stat().st_size for path in finished.folder.path.rglob("edu_fineweb_*") if path.is_file()]
 
     assert told
@@ -330,7 +330,7 @@ def test_a_damaged_receipt_is_withdrawn_and_named(finished: Run, spoil: bytes) -
 def test_a_receipt_of_another_recipe_is_withdrawn(finished: Run) -> None:
     other = Recipe(finished.recipe.source, msgspec.structs.replace(finished.recipe.rules, shard_tokens=101))
 
-    found = survey(finished.folder, other)
+    found = find_done(finished.folder, other)
 
     assert found.jobs == {}
     assert found.joins == {}

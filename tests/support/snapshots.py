@@ -8,7 +8,7 @@ from typing import Any
 from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
 from fwconvert.recipes import Rules, SourceShard
 from fwconvert.run.engine import Progress
-from fwconvert.run.state import Snapshot
+from fwconvert.run.events import Snapshot
 from fwconvert.store.receipts import Segment
 
 RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
