@@ -20,6 +20,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -147,14 +148,27 @@ def decode(raw: bytes, kind: type[R], where: str, there: Callable[[], int] = lam
 
 def read(path: Path, kind: type[R], there: Callable[[], int] = lambda: 0) -> R:
     """Return the record in the file `path`, or raise ManifestError. `there` is as for `decode`."""
+    return decode(content(partial(files.read_whole, path), kind, str(path)), kind, str(path), there)
+
+
+def content(read_whole: Callable[[int], bytes], kind: type[R], where: str) -> bytes:
+    """Return the content of a record's file, or raise ManifestError that names `where`.
+
+    `read_whole` returns all of it; it is told how much such a record has at the most.
+    """
     try:
-        raw = _content(path, kind.most_bytes)
+        return read_whole(kind.most_bytes)
+    except files.TooLarge as error:
+        raise ManifestError(
+            message(
+                "this file is too large for a record",
+                file=where,
+                bytes=f"{error.size:,}",
+                at_most=f"{kind.most_bytes:,} bytes",
+            )
+        ) from error
     except OSError as error:
-        raise ManifestError(message("this file cannot be read", file=path, reason=error)) from error
-    if raw is None:
-        most = f"{kind.most_bytes:,} bytes"
-        raise ManifestError(message("this file is too large for a record", file=path, at_most=most))
-    return decode(raw, kind, str(path), there)
+        raise ManifestError(message("this file cannot be read", file=where, reason=error)) from error
 
 
 def can_be_read(raw: bytes) -> bool:
@@ -180,13 +194,6 @@ def files_in(folder: Path) -> int:
             return sum(1 for _ in entries)
     except OSError:
         return 0
-
-
-def _content(path: Path, most: int) -> bytes | None:
-    """Return what is in a regular file, or None if that is more than `most`; then nothing is read."""
-    with files.open_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return (file.read(size) or b"") if size <= most else None
 
 
 def _memory(raw: bytes) -> int:

@@ -33,7 +33,9 @@ def convert(args: argparse.Namespace) -> int:
     code, result = _watched(
         recipe,
         args,
-        lambda observer, stop: run.convert(recipe, out, options, observer=observer, stop=stop),
+        lambda observer, stop: run.convert(
+            recipe, out, options, engine=args.engine, observer=observer, stop=stop
+        ),
     )
     if result and result.complete and args.version == "demo" and not args.quiet:
         _mention(wording.what_next(result))
@@ -56,7 +58,9 @@ def export(args: argparse.Namespace) -> int:
     code, _ = _watched(
         exporting.recipe,
         args,
-        lambda observer, stop: exporting.carry_out(args.new, options, observer=observer, stop=stop),
+        lambda observer, stop: exporting.carry_out(
+            args.new, options, engine=args.engine, observer=observer, stop=stop
+        ),
     )
     return code
 

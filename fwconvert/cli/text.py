@@ -9,7 +9,7 @@ from fwconvert import records
 from fwconvert.errors import message, printable
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.store import names
+from fwconvert.store import layout
 
 if TYPE_CHECKING:
     from fwconvert.inspection.show import Document
@@ -152,7 +152,7 @@ def _how_to_read(rules: Rules, out: Path, shard: str) -> list[str]:
         "Read a token shard:",
         "  import numpy as np",
         f"  tokens = np.memmap({where}, offset={kind.header_bytes})",
-        f'  starts = np.fromfile("{out}/index/{names.index(shard)}", "{start}")["f0"]',
+        f'  starts = np.fromfile("{out}/{layout.index(shard)}", "{start}")["f0"]',
     ]
 
 

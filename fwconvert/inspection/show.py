@@ -9,7 +9,7 @@ import numpy as np
 from fwconvert.errors import ManifestError, ShardError, UsageError, message
 from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
-from fwconvert.store import names, run_manifest
+from fwconvert.store import layout, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
@@ -38,7 +38,7 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     folder = RunFolder(out)
     manifest = run_manifest.read(folder)
     line = find_shard(manifest, name)
-    if not names.is_shard(manifest.rules, line.name):
+    if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
     decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
     return line, list(_documents(folder, manifest, line, decoder, most))

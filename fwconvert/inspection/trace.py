@@ -26,7 +26,7 @@ from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.records import Part
 from fwconvert.sources import catalog, parquet
-from fwconvert.store import names, places
+from fwconvert.store import layout, places
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens import tokenizer, vocabulary
 
@@ -264,7 +264,7 @@ def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
             )
         ) from None
     line = find_shard(run.manifest, name)
-    if not names.is_shard(run.manifest.rules, line.name):
+    if not layout.is_shard(run.manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
     if offset >= line.tokens:
         raise UsageError(

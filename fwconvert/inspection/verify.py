@@ -21,8 +21,8 @@ from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 from fwconvert.shards.expected import Account, Expected
-from fwconvert.store import names, receipts, run_manifest, unlisted
-from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store import layout, receipts, run_manifest, unlisted
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.tokens import vocabulary
@@ -82,7 +82,7 @@ def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audi
     rules, known = manifest.rules, vocabulary.find(manifest.rules.tokenizer)
     expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
     # A name that is none of ours is a problem already, and might lead out of the folder.
-    lines = {line.name: line for line in manifest.shards if names.is_shard(rules, line.name)}
+    lines = {line.name: line for line in manifest.shards if layout.is_shard(rules, line.name)}
 
     def one(name: str) -> Audit:
         segments = expected.get(name, lines[name].segments)
@@ -180,12 +180,12 @@ def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]
 
 
 def _index_file(shard: str) -> str:
-    return f"index/{names.index(shard)}"
+    return layout.index(shard)
 
 
 def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
     """Yield what is in the folder and should not be, unless somebody is at work there."""
-    who = holder(folder)
+    who = folder.store.holder()
     if who:
         yield Problem(folder.private.name, f"a session is at work here, so nothing is final: {who}")
         return

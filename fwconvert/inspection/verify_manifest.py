@@ -13,7 +13,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify_shard import Problem, one_line
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
 from fwconvert.tokens import vocabulary
@@ -185,7 +185,7 @@ def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
     size = rules.kind.header_bytes + line.tokens * rules.token_bytes
     if line.bytes != size and not rules.compress:
         yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
-    beside, wanted = [file.name for file in line.sidecars], names.sidecars(rules, line.name)
+    beside, wanted = [file.name for file in line.sidecars], layout.sidecars(rules, line.name)
     if beside != wanted:
         yield f"has the files {beside} beside it in its line instead of {wanted}"
 

@@ -26,7 +26,7 @@ from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine, Sidecar
 from fwconvert.tokens.vocabulary import Vocabulary
@@ -184,7 +184,7 @@ class _Auditor:
 
     def __post_init__(self) -> None:
         self.shard_file = self.line.name
-        self.index_file = f"{self.folder.index.name}/{names.index(self.line.name)}"
+        self.index_file = layout.index(self.line.name)
 
     def index(self) -> NDArray[Any] | None:
         """Return the document index if its starts can be searched."""
@@ -238,7 +238,7 @@ class _Auditor:
     def sidecars(self, spans: Spans | None) -> None:
         """Compare the files beside the shard with their lines, and with what the shard makes them."""
         lines = {line.name: line for line in self.line.sidecars}
-        wanted = names.sidecars(self.rules, self.line.name)
+        wanted = layout.sidecars(self.rules, self.line.name)
         for suffix, name in zip(self.rules.kind.sidecars, wanted, strict=True):
             if name in lines:
                 with self._telling(name):

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import SourceError, message
-from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder
+from fwconvert.job.reporter import Reporter
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Batch
@@ -58,8 +58,9 @@ _AHEAD = 3
 class Documents:
     """Reads a source shard once; knows afterwards what it saw."""
 
-    def __init__(self, order: ConvertOrder) -> None:
+    def __init__(self, order: ConvertOrder, reporter: Reporter) -> None:
         self._order = order
+        self._reporter = reporter
         context = order.context
         self._tokenizer = _load(context.rules, context.encoder, context.threads, context.out)
         self._rows = self._documents = self._nulls = self._empties = 0
@@ -80,7 +81,7 @@ class Documents:
             stream = tokenizer.place_eot(encoded, self._tokenizer.vocabulary.eot, context.rules.eot)
             batch, tokens = self._within_tokens(batch, stream)
             self._count(batch, len(tokens))
-            process.show(self._rows, total)
+            self._reporter.show(self._rows, total)
             yield Batch(tokens, stream.starts[: len(batch.rows)], batch.rows)
             if self._limited:
                 return
@@ -130,7 +131,7 @@ class Documents:
         self._filtered += batch.filtered_rows
         self._text_bytes += batch.text_bytes
         self._tokens += tokens
-        process.show_text(self._tokens, self._text_bytes)
+        self._reporter.show_text(self._tokens, self._text_bytes)
 
     def _audit(self, batch: parquet.TextBatch, encoded: tokenizer.Encoded) -> None:
         """Compare a sample of the documents with the reference, unless it made them."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
-from fwconvert.job import process
 from fwconvert.job.orders import ConvertOrder, Exported
+from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import Documents, StreamReader
 from fwconvert.store.receipts import Counts
@@ -29,15 +29,16 @@ class ExportedDocuments:
     # Nothing is encoded, so there is nothing to audit.
     audited = 0
 
-    def __init__(self, order: ConvertOrder, exported: Exported) -> None:
+    def __init__(self, order: ConvertOrder, exported: Exported, reporter: Reporter) -> None:
         self._order = order
+        self._reporter = reporter
         self._exported = exported
         self._reader = StreamReader(
             exported.run,
             exported.rules,
             exported.passages,
             vocabulary.find(exported.rules.tokenizer).eot,
-            process.stop_if_asked,
+            reporter.check,
         )
         self._documents, self._last_row = 0, -1
 
@@ -50,8 +51,8 @@ class ExportedDocuments:
             found = reader.documents(begin, end)
             self._check(begin, end, found)
             yield Batch(self._turned(begin, end), found.starts - begin, found.rows)
-            process.show(end, reader.length)
-            process.show_text(end, counts.text_bytes * end // reader.length)
+            self._reporter.show(end, reader.length)
+            self._reporter.show_text(end, counts.text_bytes * end // reader.length)
         if self._documents != counts.documents:
             raise self._misfit(f"{counts.documents:,} documents", f"{self._documents:,}")
 

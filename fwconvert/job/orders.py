@@ -11,7 +11,7 @@ from typing import Literal
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules, SourceShard
 from fwconvert.shards.passages import Passage
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
 
 
@@ -62,12 +62,17 @@ class ConvertOrder:
     @property
     def key(self) -> str:
         """The order's name in file names."""
-        return names.job_key(self.source.path)
+        return layout.job_key(self.source.path)
 
     @property
     def title(self) -> str:
         """The order's name for people."""
         return self.source.path
+
+    @property
+    def size(self) -> int:
+        """How much there is to do: the bytes of the source."""
+        return self.source.bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class JoinOrder:
 
     context: RunContext
     name: str
-    split: names.Split
+    split: layout.Split
     segments: tuple[Segment, ...]
     tails: tuple[str, ...]
     # The beginning of the shard, if it is a job's shard that is too long for itself now.
@@ -97,8 +102,8 @@ class JoinOrder:
         return self.name
 
     @property
-    def tokens(self) -> int:
-        """How many tokens the shard has."""
+    def size(self) -> int:
+        """How much there is to do: the tokens of the shard."""
         own = self.absorbed.tokens if self.absorbed else 0
         return own + sum(segment.tokens for segment in self.segments)
 

@@ -1,4 +1,4 @@
-"""Carry out one order in a worker process.
+"""Carry out one order in a worker reporter.
 
 A worker is given names and plain values, loads its tokenizer itself, and
 publishes its receipt as the last thing. It never raises: whatever goes wrong
@@ -16,15 +16,15 @@ import msgspec
 
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
-from fwconvert.job import process
 from fwconvert.job.documents import Documents
 from fwconvert.job.exported import ExportedDocuments
 from fwconvert.job.joining import joined_pieces
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.job.reporter import Reporter
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
 from fwconvert.sources import parquet
-from fwconvert.store import atomic, names, receipts
+from fwconvert.store import atomic, layout, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 
@@ -32,10 +32,10 @@ from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, T
 _MOST_SYNCING = 4
 
 
-def perform(order: Order) -> Outcome:
+def perform(order: Order, reporter: Reporter) -> Outcome:
     """Carry out an order; return its receipt, already published, or the Failure."""
     try:
-        return convert(order) if isinstance(order, ConvertOrder) else join(order)
+        return convert(order, reporter) if isinstance(order, ConvertOrder) else join(order, reporter)
     except Stopped as error:
         return Failure("stopped", str(error))
     except OutputError as error:
@@ -51,19 +51,19 @@ class _Unready(Exception):
     """What every order needs cannot be loaded."""
 
 
-def convert(order: ConvertOrder) -> Receipt:
+def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
     """Convert one source shard. Its files appear under their final names together, at the end."""
     folder = RunFolder(order.context.out)
-    documents = _documents(order)
+    documents = _documents(order, reporter)
     with ExitStack() as unpublished, ThreadPoolExecutor(2) as aside:
-        proving = aside.submit(_prove, order)
+        proving = aside.submit(_prove, order, reporter)
         if order.source.sha256 is not None:
             proving.result()  # What can be proven is not touched before it is.
-        blocks = _Blocks(order, unpublished, aside)
+        blocks = _Blocks(order, unpublished, aside, reporter)
         sizes = cutting.block_sizes(order.context.rules, order.source_index)
-        for piece in cutting.cut(_beating(documents.batches()), sizes):
+        for piece in cutting.cut(_beating(documents.batches(), reporter), sizes):
             blocks.add(piece)
-            process.stop_if_asked()
+            reporter.check()
         proof = proving.result()
         if order.exported is None:
             parquet.unchanged(order.file, proof)
@@ -80,22 +80,23 @@ def _refuse_other_count(what: str, written: int, wanted: int) -> None:
         raise ShardError(message(wrong, of=what, written=f"{written:,}", wanted=f"{wanted:,}"))
 
 
-def join(order: JoinOrder) -> JoinReceipt:
+def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
     folder = RunFolder(context.out)
-    process.stop_if_asked()
+    reporter.check()
     for key in order.spent:
         folder.remove_tail(key)
-        process.beat()
+        reporter.beat()
     with ShardWriter(
-        folder.temporary, order.key, context.rules, order.tokens, context.threads, process.stop_if_asked
+        folder.temporary, order.key, context.rules, order.size, context.threads, reporter.check
     ) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
-            process.show(writer.tokens, order.tokens)
-            process.stop_if_asked()
-        _refuse_other_count(order.name, writer.tokens, order.tokens)
+            reporter.show(writer.tokens, order.size)
+            reporter.show_text(writer.tokens, 0)
+            reporter.check()
+        _refuse_other_count(order.name, writer.tokens, order.size)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
         writer.publish(folder.shard(order.name), folder.shard_index(order.name))
@@ -111,8 +112,11 @@ def join(order: JoinOrder) -> JoinReceipt:
 class _Blocks:
     """The token shards of a job, under temporary names until all of them are finished."""
 
-    def __init__(self, order: ConvertOrder, unpublished: ExitStack, aside: Executor) -> None:
+    def __init__(
+        self, order: ConvertOrder, unpublished: ExitStack, aside: Executor, reporter: Reporter
+    ) -> None:
         self._order = order
+        self._reporter = reporter
         self._aside = aside
         self._syncing: deque[Future[None]] = deque()
         self._folder = RunFolder(order.context.out)
@@ -164,7 +168,7 @@ class _Blocks:
         """Give all files their final names, durably."""
         for writer, line in zip(self._full, self._lines(), strict=True):
             writer.publish(folder.shard(line.name), folder.shard_index(line.name))
-            process.beat()  # Not a place to stop: some files have their names, and no receipt.
+            self._reporter.beat()  # Not a place to stop: some files have their names, and no receipt.
         if self._current.tokens:
             self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
         for changed in (folder.index, folder.path, folder.tails):
@@ -180,7 +184,7 @@ class _Blocks:
             context.rules,
             promised,
             context.threads,
-            process.stop_if_asked,
+            self._reporter.check,
         )
         return self._unpublished.enter_context(writer)
 
@@ -190,16 +194,20 @@ class _Blocks:
         rules = order.context.rules
         for block, writer in enumerate(self._full):
             is_val = block == 0 and cutting.has_validation(rules, order.source_index)
-            split: names.Split = "val" if is_val else "train"
+            split: layout.Split = "val" if is_val else "train"
             plain = order.context.plain_names
-            name = names.job_shard(rules, split, order.source_index, block, plain=plain)
+            name = layout.job_shard(rules, split, order.source_index, block, plain=plain)
             yield _shard_line(writer, name, split, ((order.source_index, 0),))
 
 
-def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
+def _documents(order: ConvertOrder, reporter: Reporter) -> Documents | ExportedDocuments:
     """Return what reads the source; its tokenizer, which all sources need, is loaded then."""
     try:
-        found = Documents(order) if order.exported is None else ExportedDocuments(order, order.exported)
+        found: Documents | ExportedDocuments
+        if order.exported is None:
+            found = Documents(order, reporter)
+        else:
+            found = ExportedDocuments(order, order.exported, reporter)
     except OutputError:
         raise
     except BaseException as error:
@@ -215,18 +223,18 @@ def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
                 reason=reason,
             )
         ) from error
-    process.stop_if_asked()  # The first sign of life: from here on it is the order that may fail.
+    reporter.check()  # The first sign of life: from here on it is the order that may fail.
     return found
 
 
-def _beating(batches: Iterator[cutting.Batch]) -> Iterator[cutting.Batch]:
+def _beating(batches: Iterator[cutting.Batch], reporter: Reporter) -> Iterator[cutting.Batch]:
     """Yield the batches, with a sign of life for each: one without a document makes no piece."""
     for batch in batches:
-        process.stop_if_asked()
+        reporter.check()
         yield batch
 
 
-def _prove(order: ConvertOrder) -> parquet.Proof:
+def _prove(order: ConvertOrder, reporter: Reporter) -> parquet.Proof:
     """Hash the source, unless whoever fetched it has, and compare it with what is known of it."""
     wanted = order.source
     if order.exported is not None:
@@ -235,7 +243,7 @@ def _prove(order: ConvertOrder) -> parquet.Proof:
     elif order.proven and wanted.sha256 is not None:
         proof = parquet.look(order.file, wanted.sha256)
     else:
-        proof = parquet.prove(order.file, process.stop_if_asked)
+        proof = parquet.prove(order.file, reporter.check)
     if proof.bytes != wanted.bytes or wanted.sha256 not in (None, proof.sha256):
         raise SourceError(
             message(

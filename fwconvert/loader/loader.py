@@ -33,7 +33,7 @@ from fwconvert.loader.state import Order, State
 from fwconvert.loader.waiting import Waiting
 from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens, Windows
 from fwconvert.recipes import TokenType
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 
 T = TypeVar("T", bound=np.generic)
 

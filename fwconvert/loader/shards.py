@@ -19,9 +19,9 @@ from fwconvert.formats import ZIPPED
 from fwconvert.loader.files import Expected, Kind, TokenFile, look
 from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
-from fwconvert.store import names, run_manifest
+from fwconvert.store import layout, run_manifest
 from fwconvert.store.folder import RunFolder
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 
@@ -200,7 +200,7 @@ def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
     done = {job.path for job in manifest.jobs}
     missing = next((at for at, file in enumerate(manifest.sources) if file.path not in done), None)
     first_missing = len(manifest.sources) if missing is None else missing
-    border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
+    border = layout.job_shard(manifest.rules, wanted.split, first_missing, 0)
     ready = tuple(line for line in ordered if line.name < border)
     taken_in = wanted.split == "train" and manifest.rules.last == "merge"
     return _without_the_last(ready) if taken_in else ready

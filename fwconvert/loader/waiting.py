@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fwconvert.errors import NotReady, message
 from fwconvert.store import sessions
-from fwconvert.store.folder import RunFolder, is_deserted
+from fwconvert.store.folder import RunFolder
 
 # Enough to run the command again by hand, or for a scheduler to do so.
 _DESERTED_SECONDS = 60.0
@@ -36,7 +36,7 @@ class Waiting:
         told = False
         while True:
             # First of all: a session writes its last manifest before it lets go of the lock.
-            deserted = is_deserted(self.folder)
+            deserted = self.folder.store.is_deserted()
             if true():
                 return
             now = time.monotonic()

@@ -23,7 +23,7 @@ from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits
 from fwconvert.recipes import Recipe, check_rules
 from fwconvert.run import preflight, request, scheduler
-from fwconvert.run.engine import Engine, LocalEngine
+from fwconvert.run.engines import Engine, LocalEngine
 from fwconvert.run.estimate import expected_amounts
 from fwconvert.run.events import Observer, SilentObserver, Snapshot, StopSwitch
 from fwconvert.run.inputs import Input, Ready

@@ -37,7 +37,7 @@ from fwconvert.run.inputs import (
 )
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 from fwconvert.store.folder import RunFolder
 
 _END = Stopped("all is fetched")
@@ -123,7 +123,7 @@ class Prefetch(Input):
     def location(self, source: SourceShard) -> Path:
         """Return where the file is, or will be."""
         if self._keep is None:
-            return self._private / f"{names.job_key(source.path)}{catalog.PARQUET}"
+            return self._private / f"{layout.job_key(source.path)}{catalog.PARQUET}"
         return self._keep / source.path
 
     def sizes(self) -> Mapping[str, Size]:

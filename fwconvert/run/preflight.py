@@ -26,7 +26,7 @@ from fwconvert.run.estimate import Estimate
 from fwconvert.run.inputs import Input
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import LOCAL
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.run_manifest import most_shards
 
@@ -157,7 +157,7 @@ def refuse_wrong_folder(folder: RunFolder, recipe: Recipe, inputs: Input) -> Non
         return
     files, left = recipe.source.files, []
     for file in files:
-        if not folder.receipt(names.job_key(file.path)).is_file():
+        if not folder.receipt(layout.job_key(file.path)).is_file():
             if inputs.location(file).exists():
                 return
             left.append(file.path)

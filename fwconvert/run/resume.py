@@ -23,7 +23,7 @@ from fwconvert.recipes import Recipe, Rules
 from fwconvert.run.events import Observer
 from fwconvert.run.state import Done, RunState
 from fwconvert.shards.cutting import joined_shards, last_full
-from fwconvert.store import atomic, names, receipts
+from fwconvert.store import atomic, layout, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Receipt, ShardLine
 from fwconvert.store.recorded import (
@@ -129,7 +129,7 @@ class _Search:
             made = self._receipt(path, JoinReceipt)
             if made is None:
                 continue
-            taken_is_ours = made.taken is None or names.is_shard(self._rules, made.taken.name)
+            taken_is_ours = made.taken is None or layout.is_shard(self._rules, made.taken.name)
             if not _join_can_be(self._recipe, made):
                 self._withdraw(path, f"the receipt {path.name} has impossible numbers")
             elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
@@ -154,7 +154,7 @@ class _Search:
 
     def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
         for index, file in enumerate(self._recipe.source.files):
-            path = self._folder.receipt(names.job_key(file.path))
+            path = self._folder.receipt(layout.job_key(file.path))
             made = self._receipt(path, Receipt)
             if made is None:
                 continue
@@ -225,8 +225,8 @@ class _Search:
 
     def _are_ours(self, lines: Iterable[ShardLine]) -> bool:
         return all(
-            names.is_shard(self._rules, line.name)
-            and [beside.name for beside in line.sidecars] == names.sidecars(self._rules, line.name)
+            layout.is_shard(self._rules, line.name)
+            and [beside.name for beside in line.sidecars] == layout.sidecars(self._rules, line.name)
             for line in lines
         )
 
@@ -298,8 +298,8 @@ def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
     block, has_val = rules.block_tokens, index == 0 and rules.val_tokens > 0
     sizes = [rules.val_tokens, block] if has_val else [block, block]
     for number, line in enumerate(job.shards):
-        split: names.Split = "val" if number == 0 and has_val else "train"
-        known = {names.job_shard(rules, split, index, number, plain=plain) for plain in (False, True)}
+        split: layout.Split = "val" if number == 0 and has_val else "train"
+        known = {layout.job_shard(rules, split, index, number, plain=plain) for plain in (False, True)}
         if (line.split, line.tokens) != (split, sizes[min(number, 1)]) or line.name not in known:
             return False
         if line.segments != ((index, 0),) or not _file_can_be(rules, line):
@@ -324,7 +324,7 @@ class Cleanup:
         self._folder = folder
         self._state = state
         self._observer = observer
-        self.keys = [names.job_key(file.path) for file in state.recipe.source.files]
+        self.keys = [layout.job_key(file.path) for file in state.recipe.source.files]
         self._covered = state.done.covered
         self._absorbed = state.done.absorbed
         # The jobs whose tails are not needed and still there; and those with a record in quarantine.
@@ -434,6 +434,6 @@ class Cleanup:
         atomic.sync_folder(receipt.parent)
 
     def _remove_shard(self, name: str) -> None:
-        for file in (name, *names.sidecars(self._state.recipe.rules, name)):
+        for file in (name, *layout.sidecars(self._state.recipe.rules, name)):
             atomic.remove(self._folder.shard(file))
         atomic.remove(self._folder.shard_index(name))

@@ -16,7 +16,7 @@ from fwconvert.limits import NOTHING, Amount
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.limiter import Limiter
 from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 
 
@@ -76,7 +76,7 @@ class RunState:
         self.quarantined: dict[str, Quarantined] = {}
         self.total, self.session = Tally(), Tally()
         # All names of a run are of one kind, that of its first ones.
-        self.plain_names = names.are_plain(recipe.rules, done.shard_names)
+        self.plain_names = layout.are_plain(recipe.rules, done.shard_names)
         files = recipe.source.files
         self._expected = expected
         self._joined: dict[str, JoinedShard] | None = None
@@ -120,7 +120,7 @@ class RunState:
             jobs, rules = [self.done.jobs[file.path] for file in self.sources], self.recipe.rules
             shards = joined_shards([job.tail.tokens for job in jobs], rules, last_full(jobs))
             self._joined = {
-                names.joined_shard(self.recipe, one.split, one.number, plain=self.plain_names): one
+                layout.joined_shard(self.recipe, one.split, one.number, plain=self.plain_names): one
                 for one in shards
             }
         return self._joined

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 from fwconvert.run.events import Bottleneck, Observer, Snapshot, StopSwitch
 from fwconvert.run.inputs import Input, Traffic
 from fwconvert.run.resume import Cleanup

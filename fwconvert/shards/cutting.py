@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.recipes import Rules
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 from fwconvert.store.receipts import Absorbed, Receipt, Segment
 
 # The size of a block that never ends.

@@ -13,7 +13,7 @@ from fwconvert import limits
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards import cutting
 from fwconvert.shards.cutting import JoinedShard, joined_shards
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import Absorbed
 from fwconvert.store.run_manifest import JobLine, RunManifest
 
@@ -27,7 +27,7 @@ class Expected:
     """A token shard that the jobs must have given."""
 
     name: str
-    split: names.Split
+    split: layout.Split
     tokens: int
     segments: tuple[tuple[int, int], ...]
 
@@ -89,11 +89,11 @@ class Account:
         return joined_shards(tails, rules, full)
 
     def _joined_name(self, shard: JoinedShard) -> str:
-        return names.joined_shard(self.recipe, shard.split, shard.number, plain=self._plain)
+        return layout.joined_shard(self.recipe, shard.split, shard.number, plain=self._plain)
 
     @cached_property
     def _plain(self) -> bool:
-        return names.are_plain(self.manifest.rules, (line.name for line in self.manifest.shards))
+        return layout.are_plain(self.manifest.rules, (line.name for line in self.manifest.shards))
 
     @cached_property
     def cut_off(self) -> set[int]:
@@ -136,14 +136,14 @@ class Account:
 
     def is_open(self, name: str) -> bool:
         """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
-        if self.is_converted or not names.is_shard(self.manifest.rules, name):
+        if self.is_converted or not layout.is_shard(self.manifest.rules, name):
             return False
         return name.rpartition("_")[0] in self._joined_stems
 
     @cached_property
     def _joined_stems(self) -> set[str]:
-        splits: tuple[names.Split, ...] = ("val", "train")
-        made = (names.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
+        splits: tuple[layout.Split, ...] = ("val", "train")
+        made = (layout.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
         return {name.rpartition("_")[0] for name in made}
 
     @property
@@ -156,8 +156,8 @@ class Account:
         rules = self.manifest.rules
         for block, size in enumerate(blocks(rules, index, tokens)):
             is_val = block == 0 and cutting.has_validation(rules, index)
-            split: names.Split = "val" if is_val else "train"
-            name = names.job_shard(rules, split, index, block, plain=self._plain)
+            split: layout.Split = "val" if is_val else "train"
+            name = layout.job_shard(rules, split, index, block, plain=self._plain)
             yield Expected(name, split, size, ((index, 0),))
 
 

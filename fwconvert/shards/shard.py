@@ -25,7 +25,7 @@ from fwconvert.recipes import Rules, TokenType
 from fwconvert.shards import zstd
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.atomic import Output
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
@@ -150,7 +150,7 @@ class ShardWriter:
 
     def sidecars(self, shard: str) -> Iterator[tuple[str, Output]]:
         """Yield the files that stand beside a complete token shard of that name, with their names."""
-        return zip(names.sidecars(self._rules, shard), self._sidecars, strict=True)
+        return zip(layout.sidecars(self._rules, shard), self._sidecars, strict=True)
 
     def publish(self, shard: Path, index: Path) -> None:
         """Give all files their final names."""

@@ -23,7 +23,7 @@ from snapshots import LONG, Clock, at, job, join_job, joining
 import fwconvert
 from fwconvert.cli import progress
 from fwconvert.cli.progress import PlainProgress, TerminalProgress
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 from fwconvert.run.events import SilentObserver
 
 if sys.platform != "win32":

@@ -16,7 +16,7 @@ from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.recipes import Recipe, Rules, check_rules
 from fwconvert.run.request import make_recipe
-from fwconvert.store import names
+from fwconvert.store import layout
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}
@@ -120,20 +120,20 @@ def test_files_are_named_as_their_trainer_wants_them(
 ) -> None:
     rules = rules_of(name)
 
-    assert names.job_shard(rules, "train", 3, 1) == shard
-    assert names.index(shard) == index
-    assert names.sidecars(rules, shard) == beside
-    assert [names.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
-    assert names.index_owner(rules, index) == shard
+    assert layout.job_shard(rules, "train", 3, 1) == shard
+    assert layout.index(shard) == f"index/{index}"
+    assert layout.sidecars(rules, shard) == beside
+    assert [layout.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
+    assert layout.index_owner(rules, index) == shard
 
 
 def test_one_stream_is_train_bin_and_val_bin() -> None:
     rules = rules_of("raw")
     recipe = Recipe(recipe_with().source, rules)
 
-    assert [names.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
-    assert all(names.is_shard(rules, name) for name in ("train.bin", "val.bin"))
-    assert names.index_owner(rules, "train.docs") == "train.bin"
+    assert [layout.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
+    assert all(layout.is_shard(rules, name) for name in ("train.bin", "val.bin"))
+    assert layout.index_owner(rules, "train.docs") == "train.bin"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,9 +149,9 @@ def test_one_stream_is_train_bin_and_val_bin() -> None:
 def test_other_names_belong_to_no_shard(name: FormatName, file: str) -> None:
     rules = rules_of(name)
 
-    assert not names.is_shard(rules, file)
-    assert names.owner(rules, file) is None
-    assert names.index_owner(rules, file) is None
+    assert not layout.is_shard(rules, file)
+    assert layout.owner(rules, file) is None
+    assert layout.index_owner(rules, file) is None
 
 
 @pytest.mark.parametrize(

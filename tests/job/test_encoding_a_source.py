@@ -12,6 +12,7 @@ from fwconvert.errors import SourceError
 from fwconvert.job import documents
 from fwconvert.job.documents import Documents
 from fwconvert.job.orders import ConvertOrder, RunContext
+from fwconvert.job.reporter import NoReporter
 from fwconvert.options import Encoder
 from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet
@@ -35,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens_of(order: ConvertOrder) -> tuple[list[int], list[int], list[int], Documents]:
-    reading = Documents(order)
+    reading = Documents(order, NoReporter())
     found = list(reading.batches())
     before = np.cumsum([0, *(len(batch.tokens) for batch in found)])
     starts = [batch.starts + at for batch, at in zip(found, before, strict=False)]

@@ -17,6 +17,7 @@ from fwconvert.errors import ShardError
 from fwconvert.job import exported
 from fwconvert.job.exported import ExportedDocuments
 from fwconvert.job.orders import ConvertOrder, Exported, RunContext
+from fwconvert.job.reporter import NoReporter
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.shards.passages import passages
 from fwconvert.shards.stream import StreamReader
@@ -59,7 +60,7 @@ def taken(order: Exported, side: EotSide) -> naive.Stream:
     convert = ConvertOrder(context, SourceShard("a.parquet", 1), 0, order.run, exported=order)
     tokens: list[int] = []
     starts: list[naive.Start] = []
-    for batch in ExportedDocuments(convert, order).batches():
+    for batch in ExportedDocuments(convert, order, NoReporter()).batches():
         assert batch.tokens.dtype == np.uint16
         pairs = zip(batch.starts.tolist(), batch.rows.tolist(), strict=True)
         assert all(0 <= start < len(batch.tokens) for start in batch.starts.tolist())

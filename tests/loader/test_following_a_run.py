@@ -1,6 +1,7 @@
 """Waiting for a run ends when there is more, after the timeout, or when nobody makes it any more."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from fwconvert.loader import Loader
 from fwconvert.loader import waiting as loader_waiting
 from fwconvert.loader.waiting import Waiting
 from fwconvert.store import sessions
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 
 class Clock:
@@ -41,7 +43,7 @@ def folder(tmp_path: Path) -> RunFolder:
     """Return the folder of a run at which somebody worked."""
     made = RunFolder(tmp_path)
     made.make()
-    with Lock(made, "first"):
+    with LocalStore(made.path, "first").lock():
         pass
     return made
 
@@ -69,7 +71,7 @@ def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
 
 
 def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: Clock) -> None:
-    lock = Lock(folder, "second")
+    lock = LocalStore(folder.path, "second").lock()
 
     def leaves_at_once() -> bool:
         if clock.now < 1000:
@@ -82,7 +84,7 @@ def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: C
 
 
 def test_a_run_that_is_being_made_is_waited_for(folder: RunFolder, clock: Clock) -> None:
-    with Lock(folder, "second"):
+    with LocalStore(folder.path, "second").lock():
         waiting(folder).until(at(clock, 10_000))
         with pytest.raises(NotReady, match=r"(?s)nothing new.*100"):
             waiting(folder, timeout=100).until(lambda: False)
@@ -102,11 +104,11 @@ def test_a_run_of_which_nobody_knows_who_makes_it_is_waited_for(
 
 
 def test_a_session_that_begins_within_a_minute_is_waited_for(folder: RunFolder, clock: Clock) -> None:
-    locks: list[Lock] = []
+    locks: list[AbstractContextManager[object]] = []
 
     def begins() -> bool:
         if clock.now == 50:
-            locks.append(Lock(folder, "second"))
+            locks.append(LocalStore(folder.path, "second").lock())
         return clock.now >= 10_000
 
     waiting(folder).until(begins)

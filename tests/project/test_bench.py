@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import regex
 import runner
-from bench_corpus import cut, write_file
-from bench_growth import Growth, Point, exponent
-from bench_loader import loader
-from bench_measure import BenchError, Measure, child, run
-from bench_peers import plain
-from bench_rows import Row, Setup, Way, measure, prepare, ways
-from bench_stages import Clock
-from bench_table import growth_table, loader_table, markdown, rows_table, stages_table
+from bench.corpus import cut, write_file
+from bench.growth import Growth, Point, exponent
+from bench.loader import loader
+from bench.measure import BenchError, Measure, child, run
+from bench.peers import plain
+from bench.rows import Row, Setup, Way, measure, prepare, ways
+from bench.stages import Clock
+from bench.table import growth_table, loader_table, markdown, rows_table, stages_table
 
 from fwconvert.tokens import vocabulary
 
@@ -178,6 +178,6 @@ def test_a_way_that_makes_other_tokens_ends_the_benchmark(tmp_path: Path) -> Non
 
 
 def test_a_task_is_a_function_and_its_arguments() -> None:
-    command = child("bench_ways.decode", files=[Path("a")])
-    assert command[2] == "bench_ways.decode"
-    assert json.loads(command[3]) == {"files": ["a"]}
+    command = child("bench.ways.decode", files=[Path("a")])
+    assert command[-2] == "bench.ways.decode"
+    assert json.loads(command[-1]) == {"files": ["a"]}

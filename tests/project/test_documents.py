@@ -90,7 +90,7 @@ def test_every_flag_stands_in_the_readme_or_the_help_and_exists(capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["--help"])
     exists = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    exists |= set(re.findall(r'"(--[a-z-]+)"', (REPOSITORY / "scripts/bench.py").read_text()))
+    exists |= set(re.findall(r'"(--[a-z-]+)"', (REPOSITORY / "scripts/lib/bench/__main__.py").read_text()))
     named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+", README)) - {
         "--strict",
         "--train-data-path",

@@ -17,7 +17,8 @@ from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
 from fwconvert.recipes import SourceShard
 from fwconvert.run import scheduler
-from fwconvert.run.engine import LocalEngine, Progress
+from fwconvert.run.engines import Progress
+from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
@@ -79,9 +80,9 @@ class ThreadEngine:
         return future.result()
 
     def progress(self) -> list[Progress]:
-        return [Progress(order, 0.5, 1, 1) for order in self._flying.values()]
+        return [Progress.of(order, 0.5, 1) for order in self._flying.values()]
 
-    def police(self) -> None:
+    def enforce_limits(self) -> None:
         """Let everybody be."""
 
     def stop(self) -> None:
@@ -567,7 +568,7 @@ def test_an_engine_without_slots_is_an_error_and_no_endless_wait(witness: Witnes
 def local_engine(tmp_path: Path) -> Iterator[LocalEngine]:
     folder = RunFolder(tmp_path / "out")
     folder.make()
-    with LocalEngine(1, folder.logs, "session") as engine:
+    with LocalEngine(1) as engine:
         yield engine
 
 

@@ -24,7 +24,7 @@ from hub_server import REPO, HubServer, Seen
 
 from fwconvert.recipes import SourceManifest
 from fwconvert.sources import catalog
-from fwconvert.store import names
+from fwconvert.store import layout
 
 FOLDER = "sample/10BT"
 SHARD_TOKENS = 100_000
@@ -162,7 +162,7 @@ def sources(out: Path) -> dict[str, int]:
 
 def place_name(path: str) -> str:
     """Return the name of a fetched file among the sources of a run, by its path in the repository."""
-    return f"{names.job_key(path)}.parquet"
+    return f"{layout.job_key(path)}.parquet"
 
 
 def receipts(out: Path) -> list[str]:

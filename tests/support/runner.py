@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 import fwconvert
+from fwconvert.run.engines import Engine
 
 REPOSITORY = Path(fwconvert.__file__).parent.parent
 PRIVATE = ".fwconvert"
@@ -47,11 +48,18 @@ class Notices:
 
 
 def convert(
-    source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
+    source: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    engine: Engine | None = None,
+    notices: Notices | None = None,
+    **choices: Any,
 ) -> fwconvert.Result:
     """Convert by the Python API."""
     recipe = fwconvert.make_recipe(source=str(source), **choices)
-    return fwconvert.convert(recipe, out, fwconvert.Options(workers=workers), observer=notices)
+    options = fwconvert.Options(workers=workers)
+    return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)
 
 
 def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:

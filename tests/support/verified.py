@@ -17,7 +17,7 @@ import fwconvert
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify import verify
 from fwconvert.shards import shard
-from fwconvert.store import names
+from fwconvert.store import layout as names
 from fwconvert.tokens.vocabulary import find
 
 SIZE = 64

@@ -36,8 +36,9 @@ from verified import (
 
 from fwconvert.inspection import verify_shard
 from fwconvert.inspection.verify import verify
-from fwconvert.store import names
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store import layout as names
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens.vocabulary import find
 
@@ -213,7 +214,7 @@ def test_temporary_files_are_told_unless_somebody_is_at_work(whole: Path) -> Non
     folder = RunFolder(whole)
     (folder.temporary / "litter").write_bytes(b"")
     (whole / "t_train_00009_003.bin").write_bytes(b"")
-    with Lock(folder, "session-7"):
+    with LocalStore(folder.path, "session-7").lock():
         assert_told(whole, ".fwconvert: a session is at work here, so nothing is final: pid")
     assert_told(
         whole,

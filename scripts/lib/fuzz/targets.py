@@ -17,16 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzz_files
-import fuzz_folder
-import fuzz_hub
-import fuzz_mutate
-from fuzz_mutate import Mutator
-
+from fuzz import files, folder, hub, mutate
+from fuzz.mutate import Mutator
 from fwconvert.errors import FwconvertError
 from fwconvert.hub.retry import Passing
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[3]
 SEEDS = REPOSITORY / "tests" / "hostile" / "seeds"
 
 # Seconds of the processor, and bytes, that an input of a few KB may cost.
@@ -95,7 +91,7 @@ class Player:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """Have a folder during the block: in memory, if that can be, since inputs may be synced to the disk."""
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
@@ -132,86 +128,86 @@ TARGETS = {
         Target(
             "hub-listing",
             "a page of the hub's list of files",
-            fuzz_hub.listing,
-            fuzz_mutate.json_text,
+            hub.listing,
+            mutate.json_text,
             (FwconvertError, Passing),
             (b'"path"', b'"type"', b'"file"', b'"lfs"', b'"oid"', b'"size"', b".parquet"),
         ),
         Target(
             "hub-headers",
             "status and headers of the hub's answers",
-            fuzz_hub.headers,
-            fuzz_mutate.header_lines,
+            hub.headers,
+            mutate.header_lines,
             (FwconvertError, Passing),
             (b"Content-Range: bytes ", b"Retry-After: ", b"RateLimit: ", b"Link: ", b"Content-Length: "),
         ),
-        Target("parquet", "a source file: footer, rows, text", fuzz_files.parquet, fuzz_mutate.parquet),
+        Target("parquet", "a source file: footer, rows, text", files.parquet, mutate.parquet),
         Target(
             "source-manifest",
             "a source manifest that a user names",
-            fuzz_folder.source_manifest,
-            fuzz_mutate.json_text,
+            folder.source_manifest,
+            mutate.json_text,
             words=_JSON,
         ),
         Target(
             "run-manifest",
             "manifest.json: verify, show, trace, status, export, loader",
-            fuzz_folder.run_manifest_file,
-            fuzz_mutate.json_text,
+            folder.run_manifest_file,
+            mutate.json_text,
             words=_JSON,
         ),
-        Target("plan", "the saved plan of a run", fuzz_folder.plan, fuzz_mutate.json_text, words=_JSON),
+        Target("plan", "the saved plan of a run", folder.plan, mutate.json_text, words=_JSON),
         Target(
             "receipt",
             "the receipt of a job, held against the recipe",
-            fuzz_folder.job_receipt,
-            fuzz_mutate.json_text,
+            folder.job_receipt,
+            mutate.json_text,
             words=_JSON,
         ),
         Target(
             "join-receipt",
             "the receipt of a joined shard, held against the recipe",
-            fuzz_folder.join_receipt,
-            fuzz_mutate.json_text,
+            folder.join_receipt,
+            mutate.json_text,
             words=_JSON,
         ),
         Target(
             "records",
             "the small records: session, quarantine, places, demo corpus, lock, loader state",
-            fuzz_folder.small_records,
-            fuzz_mutate.json_text,
+            folder.small_records,
+            mutate.json_text,
             words=_JSON,
         ),
         Target(
             "document-index",
             "a document index: verify, show, trace, loader",
-            fuzz_folder.document_index,
-            fuzz_mutate.numbers,
+            folder.document_index,
+            mutate.numbers,
         ),
         Target(
             "sidecars",
             "what Megatron-LM and datatrove want beside a token shard, as verify reads it",
-            fuzz_folder.sidecars,
-            fuzz_mutate.numbers,
+            folder.sidecars,
+            mutate.numbers,
         ),
         Target(
             "shard",
             "a token shard: llm.c's, numpy's, headerless",
-            fuzz_files.token_shard,
-            fuzz_mutate.shard_header,
+            files.token_shard,
+            mutate.shard_header,
             words=(b"'descr'", b"'<u2'", b"'shape'", b"'fortran_order'", b"\x93NUMPY\x01\x00", b"(1,)"),
         ),
         Target(
             "zstd",
             "a compressed token shard",
-            fuzz_files.compressed_shard,
-            fuzz_mutate.zstd_frame,
+            files.compressed_shard,
+            mutate.zstd_frame,
         ),
         Target(
             "where",
             "an expression of --where, also in a manifest, and its evaluation",
-            fuzz_files.where_expression,
-            fuzz_mutate.expression,
+            files.where_expression,
+            mutate.expression,
             words=(b" and ", b" or ", b"not ", b" in (", b" is None", b"len(", b"column('", b"contains("),
         ),
     )

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import tiktoken
-from bench_ways import Counts, counts, rank_table, texts
 from numpy.typing import NDArray
 
+from bench.ways import Counts, counts, rank_table, texts
 from fwconvert.shards import shard
 from fwconvert.tokens import vocabulary
 from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks

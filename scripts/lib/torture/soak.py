@@ -1,6 +1,6 @@
 """A long run of many sources, watched: memory, open files and the driver's own CPU must not grow with them.
 
-python scripts/torture_soak.py --sources 5000
+scripts/torture soak --sources 5000
 """
 
 import argparse
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torture_world import members_of
+
+from torture.world import members_of
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torture_checks as checks
-import torture_disks as disks
-import torture_real as real
-from torture_faults import ERRORS, Point
-from torture_world import WORLDS
+from torture import checks, disks, real
+from torture.faults import ERRORS, Point
+from torture.world import WORLDS
 
 _SHOWN_PROBLEMS = 3
 

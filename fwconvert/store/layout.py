@@ -1,5 +1,6 @@
-"""The names of output files. Each follows from the recipe, never from what ran when or where.
+"""The names of all files of a run, relative to its folder. Nothing is opened here, and nobody else makes one.
 
+Names of output follow from the recipe, never from what ran when or where.
 Sorted names are in the order of the stream: numbers have a fixed number of
 digits, and one that does not fit is an x and nine digits, which sorts behind
 them (by code point, and in the locales that people use). Runs of the first
@@ -17,8 +18,72 @@ from fwconvert.recipes import Recipe, Rules
 
 Split = Literal["val", "train"]
 
+# What people and loaders look at. Token shards and their side files stand beside the run manifest.
+MANIFEST = "manifest.json"
+INDEX = "index"
+
+# Everything else.
+PRIVATE = ".fwconvert"
+PLAN = f"{PRIVATE}/plan.json"  # the recipe with all its sources
+PLACES = f"{PRIVATE}/places.json"  # where the sources were on this machine: a hint
+LOCK = f"{PRIVATE}/lock"  # held by the session at work
+RECEIPTS = f"{PRIVATE}/receipts"  # one for each finished job
+JOINS = f"{PRIVATE}/joins"  # one receipt for each finished joined shard
+QUARANTINE = f"{PRIVATE}/quarantine"  # one record for each job that was given up
+TAILS = f"{PRIVATE}/tails"  # tokens that wait for the join
+SOURCES = f"{PRIVATE}/sources"  # fetched, not converted yet
+TEMPORARY = f"{PRIVATE}/temporary"  # drafts
+SESSIONS = f"{PRIVATE}/sessions"  # one record for each
+VOCABULARIES = f"{PRIVATE}/vocabularies"  # rank tables that do not ship with the package
+LOGS = f"{PRIVATE}/logs"  # what workers and libraries print
+
+# What every run has, parents first; and what some have.
+FOLDERS = (PRIVATE, INDEX, RECEIPTS, JOINS, QUARANTINE, TAILS, TEMPORARY, SESSIONS, LOGS)
+OPTIONAL_FOLDERS = (SOURCES, VOCABULARIES)
+
 _INDEX_SUFFIX = ".docs"
 _SOURCE_DIGITS = 5
+
+
+def receipt(key: str) -> str:
+    """Return the name of a job's receipt."""
+    return f"{RECEIPTS}/{key}.json"
+
+
+def join_receipt(shard: str) -> str:
+    """Return the name of the receipt of a joined shard."""
+    return f"{JOINS}/{shard}.json"
+
+
+def quarantined(key: str) -> str:
+    """Return the name of the record of a job that was given up."""
+    return f"{QUARANTINE}/{key}.json"
+
+
+def session(session_id: str) -> str:
+    """Return the name of the record of a session."""
+    return f"{SESSIONS}/{session_id}.json"
+
+
+def tail(key: str) -> str:
+    """Return the name of a job's tail."""
+    return f"{TAILS}/{key}.tail"
+
+
+def tail_index(key: str) -> str:
+    """Return the name of the document index of a job's tail."""
+    return f"{TAILS}/{key}{_INDEX_SUFFIX}"
+
+
+def shard(name: str) -> str:
+    """Return the name of a token shard or a side file: they stand in the run's folder itself."""
+    return name
+
+
+def index(shard: str) -> str:
+    """Return the name of the document index of a token shard."""
+    whole = shard.removesuffix(ZIPPED)
+    return f"{INDEX}/{whole.rpartition('.')[0] or whole}{_INDEX_SUFFIX}"
 
 
 def job_shard(rules: Rules, split: Split, source_index: int, block: int, *, plain: bool = False) -> str:
@@ -49,12 +114,6 @@ def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
     too_long = rf"_([0-9]{{{_SOURCE_DIGITS + 1},}}_x?[0-9]+|x?[0-9]+_[0-9]{{{rules.block_digits + 1},}})"
     pattern = re.compile(f".*{too_long}{re.escape(rules.suffix)}")
     return any(pattern.fullmatch(name) for name in shards)
-
-
-def index(shard: str) -> str:
-    """Return the name of the document index of a token shard, in the folder index/."""
-    whole = shard.removesuffix(ZIPPED)
-    return f"{whole.rpartition('.')[0] or whole}{_INDEX_SUFFIX}"
 
 
 def sidecars(rules: Rules, shard: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Carry out one task of the benchmark in a process of its own, and say on one line what was done.
 
-python bench_task.py bench_ways.decode '{"files": ["a.parquet"]}'
+python -m bench.task bench.ways.decode '{"files": ["a.parquet"]}'
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Killed by strace at a call, by the clock, and by the kernel when memory runs
 out; reads that fail. Slow, so there are few of these. They check the quick way
-of `torture_faults`: strace sits in the kernel's door and knows nothing of Python.
+of `torture.faults`: strace sits in the kernel's door and knows nothing of Python.
 """
 
 import os
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torture_world
-from torture_checks import lane
-from torture_world import WORLDS, World, make_sources, tree
+
+from torture.checks import lane
+from torture.world import WORLDS, World, make_sources, members_of, tree, wait_for_end
 
 _PATIENCE_SECONDS = 120
 _CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir", "close")
@@ -106,13 +106,13 @@ def _hunted(world: World, name: str, delays: list[float], dice: random.Random) -
 def _kill_one(driver: int, dice: random.Random) -> None:
     """Kill the driver or one of its workers."""
     # Not Python's resource tracker, which is neither and complains by itself.
-    workers = [pid for pid in torture_world.members_of(driver) if _is_worker(pid)]
+    workers = [pid for pid in members_of(driver) if _is_worker(pid)]
     victim = driver if dice.random() < 0.5 else dice.choice([*workers, driver])
-    if victim in torture_world.members_of(driver):
+    if victim in members_of(driver):
         with suppress(ProcessLookupError):  # It has ended by itself just now.
             os.kill(victim, signal.SIGKILL)
         if victim == driver:  # Gone before anybody looks whether it is.
-            torture_world.wait_for_end(driver)
+            wait_for_end(driver)
 
 
 def _ended(driver: "subprocess.Popen[str] | None") -> list[str]:
@@ -120,7 +120,7 @@ def _ended(driver: "subprocess.Popen[str] | None") -> list[str]:
         return []
     said, _ = driver.communicate(timeout=_PATIENCE_SECONDS)
     problems = [f"a traceback: {said[-2000:]}"] if "Traceback" in said else []
-    return [*problems, "a process lived on"] if torture_world.wait_for_end(driver.pid) else problems
+    return [*problems, "a process lived on"] if wait_for_end(driver.pid) else problems
 
 
 def why_not_starve() -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import fwconvert
 from fwconvert.options import EncoderChoice
-from fwconvert.run import engine
+from fwconvert.run.engines.executor import ExecutorEngine
 from fwconvert.shards import cutting, shard
 from fwconvert.sources import parquet
 from fwconvert.tokens import gigatoken, tokenizer
@@ -100,9 +100,9 @@ def stages(folder: str, out: str, vocabulary: str, encoder: EncoderChoice) -> di
     clock = Clock()
     recipe = fwconvert.make_recipe(source=folder, tokenizer=vocabulary)
     options = fwconvert.Options(workers=1, threads=1, encoder=encoder)
-    with _instrumented(clock):
+    with _instrumented(clock), ThreadPoolExecutor(1) as thread:
         cpu, passed = time.process_time(), time.perf_counter()
-        result = fwconvert.convert(recipe, out, options)
+        result = fwconvert.convert(recipe, out, options, engine=ExecutorEngine(thread, 1))
         cpu, passed = time.process_time() - cpu, time.perf_counter() - passed
     assert result.complete, result.failed
     clock.cpu["other"] = cpu - sum(clock.cpu.values())
@@ -114,7 +114,6 @@ def _instrumented(clock: Clock) -> Iterator[None]:
     """Put the clock around the stages, for as long as the block runs."""
     sha256 = hashlib.sha256
     places: list[tuple[ModuleType | type, str, Any]] = [
-        (engine, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1)),
         (parquet, "batches", clock.generator("decode", parquet.batches)),
         (tokenizer, "place_eot", clock.function("place EOT, cut", tokenizer.place_eot)),
         (cutting, "cut", clock.generator("place EOT, cut", cutting.cut)),

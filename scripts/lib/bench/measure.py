@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).resolve().parent
+# What finds this package, in a process of its own too.
+_LIB = Path(__file__).resolve().parent.parent
 
 
 class BenchError(Exception):
@@ -37,10 +38,13 @@ class Measure:
 
 def run(command: Sequence[str], where: Path) -> Measure:
     """Run a command to its end in the folder `where`; raise BenchError with what it said if it fails."""
+    found_here = {**os.environ, "PYTHONPATH": str(_LIB)}
     os.sync()  # What an earlier run left to write is not this one's.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         started = time.perf_counter()
-        process = subprocess.Popen(command, cwd=where, stdout=out, stderr=errors, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=where, env=found_here, stdout=out, stderr=errors, stdin=subprocess.DEVNULL
+        )
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -57,8 +61,8 @@ def run(command: Sequence[str], where: Path) -> Measure:
 
 
 def child(name: str, **task: Any) -> list[str]:
-    """Return the command that calls a function (bench_ways.decode) in a process of its own."""
-    return [sys.executable, str(SCRIPTS / "bench_task.py"), name, json.dumps(task, default=str)]
+    """Return the command that calls a function (bench.ways.decode) in a process of its own."""
+    return [sys.executable, "-P", "-m", "bench.task", name, json.dumps(task, default=str)]
 
 
 def fwconvert(source: Path, out: Path, *options: str) -> list[str]:

@@ -4,7 +4,7 @@ A session is a process forked from one that has everything loaded, which runs
 `fwconvert` itself from its command line on; its workers are forked too, where
 users have them spawned, and blocks are small, so that a few kilobytes of text
 pass through all that gigabytes would. That makes a session of a tenth of a
-second. `torture_real` runs the program as users do.
+second. `torture.real` runs the program as users do.
 """
 
 import hashlib
@@ -24,17 +24,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torture_faults import Fault, Interposer, Point
 
-from fwconvert import cli, processes
+from fwconvert import cli
 from fwconvert.cli import progress  # noqa: F401
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
 from fwconvert.job import worker  # noqa: F401
-from fwconvert.run import convert, engine  # noqa: F401
+from fwconvert.run import convert  # noqa: F401
+from fwconvert.run.engines.local import LocalEngine
 
 # Some are there to be loaded before anything is forked.
 from fwconvert.store import atomic
+from torture.faults import Fault, Interposer, Point
 
 # How many faults at calls have happened in this process: a session may end before it comes to its own.
 MET: Counter[str] = Counter()
@@ -55,16 +56,17 @@ class World:
     export: tuple[str, ...] = ()
     # All rows of a source are the same, so that its footer tells of far less than it holds.
     alike: bool = False
+    workers: int = 1
 
     def command(self, sources: Path, out: Path, *more: str) -> list[str]:
         """Return the words of the command. For an export, `sources` is the finished run."""
         begin = ["export", str(sources)] if self.export else ["--source", str(sources)]
         options = self.export or self.options
-        return [*begin, "--out", str(out), "--workers", "1", "--no-disk-check", *options, *more]
+        return [*begin, "--out", str(out), "--workers", str(self.workers), "--no-disk-check", *options, *more]
 
 
 _SMALL = ("--tokenizer", "bytes", "--val-tokens", "700")
-_LIMIT = ("--limit-tokens", "16000", "--where", "length > 3", "--workers", "3")
+_LIMIT = ("--limit-tokens", "16000", "--where", "length > 3")
 WORLDS = (
     World("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
     World("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
@@ -73,7 +75,7 @@ WORLDS = (
     World("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
     World("one file", 3, 12, (*_SMALL, "--format", "raw")),
     World("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
-    World("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True),
+    World("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True, workers=3),
     World("compressed", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--compress", "zstd")),
     World(
         "an export",
@@ -102,7 +104,6 @@ def make_sources(world: World, folder: Path) -> Path:
 
 def prepare() -> None:
     """Make this process one that sessions can be forked from."""
-    processes.SPAWN = multiprocessing.get_context("fork")  # type: ignore[assignment]
     atomic.BLOCK_BYTES = 4096
     # A forked worker has the driver's memory but not its threads.
     os.register_at_fork(after_in_child=atomic._writer.cache_clear)  # noqa: SLF001
@@ -157,7 +158,8 @@ class Place:
         log = self.scratch / "said"
         child = os.fork()
         if child == 0:
-            _live(interposer, log, before, self.world.command(self.sources, self.out, *more))
+            words = self.world.command(self.sources, self.out, *more)
+            _live(interposer, log, before, words, self.world.workers)
         code = _wait(child)
         orphans = wait_for_end(child)
         MET["faults"] += interposer.happened
@@ -182,7 +184,9 @@ class Place:
         return found
 
 
-def _live(interposer: Interposer, log: Path, before: Callable[[], None] | None, words: list[str]) -> None:
+def _live(
+    interposer: Interposer, log: Path, before: Callable[[], None] | None, words: list[str], workers: int
+) -> None:
     """Be the session; does not return."""
     code = 99
     try:
@@ -196,7 +200,7 @@ def _live(interposer: Interposer, log: Path, before: Callable[[], None] | None, 
         if before is not None:
             before()
         interposer.install()
-        code = cli.main(words)
+        code = cli.main(words, engine=LocalEngine(workers, context=multiprocessing.get_context("fork")))
         sys.stdout.flush()
     finally:
         os._exit(code)

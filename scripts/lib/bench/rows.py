@@ -10,7 +10,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Literal
 
-from bench_measure import BenchError, Measure, child, counts_of, fwconvert, link, run, tell
+from bench.measure import BenchError, Measure, child, counts_of, fwconvert, link, run, tell
 
 Group = Literal["fwconvert", "ceiling", "floor", "peers"]
 
@@ -112,7 +112,7 @@ def cut(setup: Setup, name: str, files: int, rows: int) -> list[Path]:
     """Write the first documents as so many files of so many rows each; return them."""
     folder = setup.work / name
     sources = [str(path.absolute()) for path in setup.files]
-    run(child("bench_corpus.cut", sources=sources, folder=folder, files=files, rows=rows), setup.work)
+    run(child("bench.corpus.cut", sources=sources, folder=folder, files=files, rows=rows), setup.work)
     return sorted(folder.iterdir())
 
 
@@ -138,7 +138,7 @@ def ways(setup: Setup, *, peers: bool) -> list[Way]:
     made = [*_ours(setup), *_ceilings(setup), *_floor(setup), *_peers(setup)]
     if peers and util.find_spec("datatrove") and util.find_spec("tokenizers"):
         task = child(
-            "bench_peers.datatrove", **_peer(setup), processes=setup.cores, json_file=setup.json_file
+            "bench.peers.datatrove", **_peer(setup), processes=setup.cores, json_file=setup.json_file
         )
         made.append(Way("peers", "datatrove", "datatrove itself", task, setup.cores, once=True))
     return made
@@ -158,7 +158,7 @@ def _ours(setup: Setup) -> Iterator[Way]:
 
 def _ceilings(setup: Setup) -> Iterator[Way]:
     for count in _counts(setup):
-        command = child("bench_ways.ceiling", files=_names(setup), processes=count, tokenizer=setup.tokenizer)
+        command = child("bench.ways.ceiling", files=_names(setup), processes=count, tokenizer=setup.tokenizer)
         title = f"ceiling: decode and encode alone, {_many(count, 'process', 'es')}"
         yield Way("ceiling", f"ceiling-{count}", title, command, count)
 
@@ -166,25 +166,25 @@ def _ceilings(setup: Setup) -> Iterator[Way]:
 def _floor(setup: Setup) -> Iterator[Way]:
     size = sum(path.stat().st_size for path in setup.files)
     output = setup.of_all["tokens"] * setup.of_all["token_bytes"]
-    write = child("bench_ways.write", out=setup.out / "written", size=output)
-    yield Way("floor", "decode", "decode alone", child("bench_ways.decode", files=_names(setup)), 1)
+    write = child("bench.ways.write", out=setup.out / "written", size=output)
+    yield Way("floor", "decode", "decode alone", child("bench.ways.decode", files=_names(setup)), 1)
     yield Way("floor", "sha256", f"sha256 of the sources alone ({size / 1e6:,.0f} MB)",
-              child("bench_ways.sha256", files=_names(setup)), 1)  # fmt: skip
+              child("bench.ways.sha256", files=_names(setup)), 1)  # fmt: skip
     yield Way("floor", "write", f"write and fsync of the output alone ({output / 1e6:,.0f} MB)", write, 1)
 
 
 def _peers(setup: Setup) -> Iterator[Way]:
     task, cores = _peer(setup), setup.cores
     named = {**task, "tokenizer": setup.tokenizer}
-    llmc = child("bench_peers.llmc", **named, processes=cores, shard_tokens=setup.peer_shard_tokens)
+    llmc = child("bench.peers.llmc", **named, processes=cores, shard_tokens=setup.peer_shard_tokens)
     yield Way("peers", "llmc", "the llm.c way: a pool, document by document, tiktoken", llmc, cores)
-    batches = child("bench_peers.batches", **named, processes=cores)
+    batches = child("bench.peers.batches", **named, processes=cores)
     yield Way(
         "peers", "map", "the datasets.map way: a pool, 1,000 documents a time, tiktoken", batches, cores
     )
     if util.find_spec("tokenizers"):
-        run(child("bench_peers.describe", tokenizer=setup.tokenizer, json_file=setup.json_file), setup.work)
-        hf = child("bench_peers.huggingface", **named, json_file=setup.json_file)
+        run(child("bench.peers.describe", tokenizer=setup.tokenizer, json_file=setup.json_file), setup.work)
+        hf = child("bench.peers.huggingface", **named, json_file=setup.json_file)
         yield Way("peers", "hf", "HF tokenizers' encode_batch, on all cores", hf, cores)
 
 

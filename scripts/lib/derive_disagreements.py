@@ -6,10 +6,10 @@ with a made-up table too, whose merges all reach over a border between
 characters and so show where every word ends. What is found does not depend on
 any vocabulary then, and o200k_base can be judged without its table.
 
-    python scripts/derive_disagreements.py             print the table; exit 1 if it is not the committed one
-    python scripts/derive_disagreements.py --write     put it into fwconvert/tokens/disagreements.py
-    python scripts/derive_disagreements.py --fuzz N    also compare N texts without doubtful code points, and
-                                                  some monsters; exit 1 if a difference is found
+    scripts/disagreements             print the table; exit 1 if it is not the committed one
+    scripts/disagreements --write     put it into fwconvert/tokens/disagreements.py
+    scripts/disagreements --fuzz N    also compare N texts without doubtful code points, and
+                                       some monsters; exit 1 if a difference is found
 
 The real tables are used as well; that of o200k_base if tiktoken has it (see TIKTOKEN_CACHE_DIR).
 """

@@ -19,13 +19,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-import torture_world
-from torture_disks import Disk, ShrinkingDisk
-from torture_faults import Fault, Interposer, Point
-from torture_world import MET, WORLDS, Ended, Place
-
 from fwconvert.job import documents, worker
 from fwconvert.shards.cutting import Batch
+from torture.disks import Disk, ShrinkingDisk
+from torture.faults import Fault, Interposer, Point
+from torture.world import MET, WORLDS, Ended, Place, prepare
 
 # Exit codes that a person can act on: done, not done, refused.
 _HONEST = {0, 1, 2}
@@ -34,7 +32,7 @@ _HONEST = {0, 1, 2}
 @cache
 def lane() -> Path:
     """Return this process's folder, in memory where that can be."""
-    torture_world.prepare()
+    prepare()
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fwconvert-torture-", dir=memory if memory.is_dir() else None))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

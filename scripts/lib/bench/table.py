@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench_growth import Growth
-from bench_measure import Measure
-from bench_rows import Row, Setup, cores
+from bench.growth import Growth
+from bench.measure import Measure
+from bench.rows import Row, Setup, cores
 
 _PACKAGES = (
     "fwconvert", "pyarrow", "numpy", "tiktoken", "gigatoken", "awkward", "tokenizers", "datatrove",

@@ -30,11 +30,11 @@ from fwconvert.shards.shard import header
 from fwconvert.sources import catalog
 from fwconvert.sources.demo import Corpus
 from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
-from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.tokens import vocabulary
 
-_RUN = Path(__file__).resolve().parent.parent / "tests" / "hostile" / "run"
+_RUN = Path(__file__).resolve().parents[3] / "tests" / "hostile" / "run"
 # Orders of a join, batches of a loader, shards of a manifest: more of the same finds nothing new.
 _SOME = 4
 
@@ -200,7 +200,12 @@ def small_records(scratch: Path) -> Callable[[bytes], object]:
         for kind in (sessions.Session, Quarantined, places.Places, Corpus):
             looks.look(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
         looks.look(lambda: loader.resume(_mapping(data)))
-        for look in (sessions.all_of, places.read, holder, lambda at: status.status(at.path)):
+        for look in (
+            sessions.all_of,
+            places.read,
+            lambda at: at.store.holder(),
+            lambda at: status.status(at.path),
+        ):
             look(folder)  # These never refuse: what they cannot read is as if it were not there.
         looks.raise_if_none_read()
         return None

@@ -3,7 +3,7 @@
 All output goes through Python's `os`, so what stands between fwconvert and the
 kernel can be replaced there: the n-th call of a kind, in the driver or in a
 worker, kills its process, or fails with an error, without being carried out.
-That is where strace would inject it (`torture_real` does, to check), at a
+That is where strace would inject it (`torture.real` does, to check), at a
 hundredth of the cost. A fault happens once, whoever comes to its place first.
 """
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_measure import Measure, link, tell
-from bench_rows import Setup, convert, cut
+from bench.measure import Measure, link, tell
+from bench.rows import Setup, convert, cut
 
 # So many times as much as the first, beyond it.
 MULTIPLES = (1, 2, 4, 8)

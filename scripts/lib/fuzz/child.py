@@ -4,7 +4,7 @@ An error that the target must not raise is kept with its input, once for each
 place that it comes from, and the fuzzer goes on. A crash, a hang or too much
 memory ends the process; the fuzzer has kept the input by then.
 
-    python fuzz_child.py TARGET SCRATCH FINDINGS [flags and folders of libFuzzer]
+    python -m fuzz.child TARGET SCRATCH FINDINGS [flags and folders of libFuzzer]
 """
 
 import random
@@ -13,12 +13,9 @@ from pathlib import Path
 
 import atheris
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY)]
-
 # Only what is ours is looked into: its branches guide the fuzzer.
 with atheris.instrument_imports(include=["fwconvert"]):
-    import fuzz_targets
+    from fuzz import targets
 
 # Of inputs that are changed with regard to their structure; the others are changed as bytes.
 _STRUCTURED = 0.7
@@ -27,9 +24,9 @@ _STRUCTURED = 0.7
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name, scratch, findings, *flags = sys.argv[1:]
-    target = fuzz_targets.TARGETS[name]
-    player = fuzz_targets.Player(target, Path(scratch))
-    fuzz_targets.bound_memory()
+    target = targets.TARGETS[name]
+    player = targets.Player(target, Path(scratch))
+    targets.bound_memory()
 
     def one_input(data: bytes) -> None:
         played = player.play(data)
@@ -49,7 +46,7 @@ def main() -> None:
     atheris.Fuzz()
 
 
-def _keep(folder: Path, played: fuzz_targets.Played, data: bytes) -> None:
+def _keep(folder: Path, played: targets.Played, data: bytes) -> None:
     """Keep the shortest input for each place that findings come from."""
     path = folder / played.site
     if not path.exists() or len(data) < path.stat().st_size:

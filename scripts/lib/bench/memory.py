@@ -1,6 +1,6 @@
 """How large a worker's encoder grows over much varied text, and what bounding it costs.
 
-    python scripts/bench_memory.py --gigabytes 10
+    scripts/bench memory --gigabytes 10
 
 The text has a long tail: common words by Zipf's law and, one word in fifty,
 letters that were never seen before and never will be again.

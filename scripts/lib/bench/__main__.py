@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_growth import grow
-from bench_measure import BenchError, child, fwconvert, run, tell
-from bench_rows import Setup, checked, cores, fresh, measure, prepare, ways
-from bench_table import facts, growth_table, loader_table, rows_table, stages_table
+from bench.growth import grow
+from bench.measure import BenchError, child, fwconvert, run, tell
+from bench.rows import Setup, checked, cores, fresh, measure, prepare, ways
+from bench.table import facts, growth_table, loader_table, rows_table, stages_table
 
 # Real sources are large; but there must be some for each core to be dealt out evenly.
 FILES_PER_CORE = 4
@@ -108,7 +108,7 @@ def _stages(setup: Setup) -> str:
     tell("  stages")
     with fresh(setup.out):
         task = {"folder": setup.all_folder, "out": setup.out, "encoder": setup.encoder}
-        took = run(child("bench_stages.stages", **task, vocabulary=setup.tokenizer), setup.work)
+        took = run(child("bench.stages.stages", **task, vocabulary=setup.tokenizer), setup.work)
     return stages_table(took.said)
 
 
@@ -116,7 +116,7 @@ def _loader(setup: Setup, rounds: int) -> str:
     tell("  loader")
     with fresh(setup.out):
         run(fwconvert(setup.all_folder, setup.out, *setup.options(setup.cores)), setup.work)
-        return loader_table(run(child("bench_loader.loader", out=setup.out, rounds=rounds), setup.work).said)
+        return loader_table(run(child("bench.loader.loader", out=setup.out, rounds=rounds), setup.work).said)
 
 
 def _selector(only: str | None) -> Callable[[str], bool]:
@@ -135,7 +135,7 @@ def _files(given: argparse.Namespace, scale: Scale, work: Path) -> tuple[Path, .
     size = (scale.megabytes if given.generate is None else given.generate) * 1_000_000
     tell(f"making {size / 1e6:,.0f} MB of text")
     task = {"folder": work / "corpus", "text_bytes": size, "files": FILES_PER_CORE * cores()}
-    run(child("bench_corpus.generate", **task, processes=cores()), work)
+    run(child("bench.corpus.generate", **task, processes=cores()), work)
     return tuple(sorted((work / "corpus").iterdir()))
 
 

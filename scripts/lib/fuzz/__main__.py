@@ -1,6 +1,6 @@
 """Fuzz the readers of outside bytes, or play inputs to them once more.
 
-Each target is fuzzed in a process of its own (fuzz_child). The seeds in the
+Each target is fuzzed in a process of its own (fuzz.child). The seeds in the
 repository are where it begins; what it comes upon is kept in the user's cache,
 so that the next run goes on from there. What it finds is kept in a folder that
 is told: the input, and beside it what happened.
@@ -16,11 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY)]
-
-import fuzz_targets  # noqa: E402  # what it tries is where the line above says
-from fuzz_targets import TARGETS, Target  # noqa: E402
+from fuzz.targets import TARGETS, Player, Target, bound_memory, scratch_folder
 
 # A hang is told from a busy machine by much: an input takes some milliseconds.
 _HANG_SECONDS = 60
@@ -80,10 +76,10 @@ def _play(targets: list[Target], given: list[Path]) -> int:
     """Play inputs to a target, in this process, and tell what came of each."""
     (target,) = targets
     files = [file for path in given for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    fuzz_targets.bound_memory()
+    bound_memory()
     found = 0
-    with fuzz_targets.scratch() as folder:
-        player = fuzz_targets.Player(target, folder)
+    with scratch_folder() as folder:
+        player = Player(target, folder)
         for file in files:
             played = player.play(file.read_bytes())
             found += played.ended == "found"
@@ -109,7 +105,7 @@ def _fuzz(target: Target, args: argparse.Namespace, findings: Path) -> _Fuzzed:
         left = int(ends - time.monotonic())
         if left < 1:
             break
-        with fuzz_targets.scratch() as scratch:  # Here: libFuzzer ends its process without leaving blocks.
+        with scratch_folder() as scratch:  # Here: libFuzzer ends its process without leaving blocks.
             command = _command(target, [scratch, findings, corpus, target.seeds], left)
             ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         told = ended.stdout.decode(errors="replace")
@@ -136,7 +132,9 @@ def _command(target: Target, folders: list[Path], seconds: int) -> list[str]:
     words.write_text("".join(f'"{word}"\n' for word in spelt), "utf-8")
     return [
         sys.executable,
-        str(REPOSITORY / "scripts" / "fuzz_child.py"),
+        "-P",
+        "-m",
+        "fuzz.child",
         target.name,
         *map(str, folders),
         f"-max_total_time={seconds}",
