@@ -100,14 +100,14 @@ def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
     from fwconvert.run import preflight  # noqa: PLC0415
     from fwconvert.run.prefetch import open_input  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
     recipe, given, options = _asked(args)
-    folder = RunFolder(given.absolute())
-    inputs = open_input(recipe, options, folder)
-    preflight.refuse_wrong_folder(folder, recipe, inputs)
+    store = LocalStore(given.absolute())
+    inputs = open_input(recipe, options, store)
+    preflight.refuse_wrong_folder(store, recipe, inputs)
     needed = inputs.estimate(recipe, options)
-    free, there = preflight.free_bytes(folder.path), preflight.bytes_there(folder)
+    free, there = preflight.free_bytes(store.root), preflight.bytes_there(store)
     shown = wording.PlanReport(
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,

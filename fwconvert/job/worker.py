@@ -26,6 +26,7 @@ from fwconvert.shards.shard import ShardWriter
 from fwconvert.sources import parquet
 from fwconvert.store import atomic, layout, receipts
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 
 # Full blocks that may be on their way to the disk.
@@ -69,7 +70,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
             parquet.unchanged(order.file, proof)
         made = blocks.finish(documents, proof)
         blocks.publish(folder)
-    receipts.publish(made, folder.receipt(order.key), folder.temporary)
+    receipts.publish(LocalStore(order.context.out, order.context.session), made)
     return made
 
 
@@ -105,7 +106,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     made = JoinReceipt(
         context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
     )
-    receipts.publish(made, folder.join(order.name), folder.temporary)
+    receipts.publish(LocalStore(context.out, context.session), made)
     return made
 
 

@@ -10,8 +10,7 @@ what happens, and the outcome is returned as a Result.
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fwconvert import machine
@@ -23,7 +22,8 @@ from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits
 from fwconvert.recipes import Recipe, check_rules
 from fwconvert.run import preflight, request, scheduler
-from fwconvert.run.engines import Engine, LocalEngine
+from fwconvert.run.engines import Engine
+from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.estimate import expected_amounts
 from fwconvert.run.events import Observer, SilentObserver, Snapshot, StopSwitch
 from fwconvert.run.inputs import Input, Ready
@@ -32,11 +32,11 @@ from fwconvert.run.prefetch import open_input
 from fwconvert.run.resume import Found, find_done
 from fwconvert.run.state import RunState
 from fwconvert.run.tracker import Tracker
-from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions, unlisted
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
-from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
 
 # A sound source needs about half of it.
 _LEAST_WORKER_MEMORY = 2**30
@@ -67,6 +67,7 @@ def convert(
     out: str | os.PathLike[str],
     options: Options | None = None,
     *,
+    engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
 ) -> Result:
@@ -77,33 +78,61 @@ def convert(
     is written if the folder belongs to another recipe or another session, the
     disk is too small, or no source has the columns, and OutputError if the output
     cannot be written. After any of these, or a crash, the same call continues.
+
+    `engine` says where jobs run: by default in processes on this machine, as
+    many as `options` says. An engine that is given has its own number of slots,
+    which replaces `options.workers`.
     """
-    options, observer, stop = options or Options(), observer or SilentObserver(), stop or StopSwitch()
-    if recipe.root is not None and options.keep_source is not None:
+    given = environment(options, engine, observer, stop)
+    if recipe.root is not None and given.options.keep_folder is not None:
         raise UsageError(
             message(
                 "nothing is fetched when --source names the files, so nothing can be kept",
                 "leave one of --source and --keep-source out",
             )
         )
-    folder = RunFolder(Path(out).absolute())
-    folder.refuse_links()  # Before anything is read from them.
+    store = LocalStore(Path(out).absolute())
+    store.refuse_links()  # Before anything is read from them.
     if not recipe.source.files:
-        recipe = _with_sources(recipe, folder, options, observer, stop)
-    inputs = open_input(recipe, options, folder)
-    return Conversion(folder, recipe, options, inputs, observer, stop).run()
+        recipe = _with_sources(recipe, store, given)
+    return Conversion(store, recipe, open_input(recipe, given.options, store), given).run()
 
 
-def _with_sources(
-    recipe: Recipe, folder: RunFolder, options: Options, observer: Observer, stop: StopSwitch
-) -> Recipe:
+@dataclass(frozen=True)
+class Environment:
+    """What a run is given beside its recipe. None of it changes a byte of the output."""
+
+    options: Options
+    engine: Engine
+    observer: Observer
+    stop: StopSwitch
+
+
+def environment(
+    options: Options | None, engine: Engine | None, observer: Observer | None, stop: StopSwitch | None
+) -> Environment:
+    """Return an environment of what is given; by default jobs run in processes on this machine."""
+    options = options or Options()
+    if engine is None:
+        memory = options.worker_memory
+        if memory is None:  # Together the workers leave something for other programs.
+            share = (machine.machine_bytes() or 0) * 4 // 5 // options.worker_count
+            memory = max(_LEAST_WORKER_MEMORY, share) if share else None
+        engine = LocalEngine(options.worker_count, ProcessLimits(memory, options.stall_timeout))
+    else:
+        options = replace(options, workers=engine.slots)
+    return Environment(options, engine, observer or SilentObserver(), stop or StopSwitch())
+
+
+def _with_sources(recipe: Recipe, store: Store, given: Environment) -> Recipe:
     """Return the recipe of a version that does not list its files, with the files: of the run, or the hub."""
-    source = recipe.source
-    files = known_sources(folder, recipe)
+    source, notice = recipe.source, given.observer.notice
+    files = saved_recipe.known_sources(store, recipe)
     if files is None:
-        observer.notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
+        notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
+        seconds = given.options.patience
         # However slowly it comes, a list must end.
-        retry = Patience(options.patience, stop.event, observer.notice, most=10 * options.patience)
+        retry = Patience(seconds, given.stop.event, notice, most=10 * seconds)
         dataset = Dataset(source.dataset, source.revision)
 
         def came(size: int) -> None:
@@ -111,37 +140,35 @@ def _with_sources(
 
         files = patiently(lambda: dataset.files(source.folder, came), source.dataset, retry)
     for line in request.differences(source, files):
-        observer.notice(line)
+        notice(line)
     return request.with_files(recipe, files)
 
 
 @dataclass
 class Conversion:
-    """One session on a run: where, what, how, from which input, and who is shown what happens."""
+    """One session on a run: where the run lies, what it is to be, and what it is made from."""
 
-    folder: RunFolder
+    store: Store
     recipe: Recipe
-    options: Options
     inputs: Input
-    observer: Observer
-    stop: StopSwitch
+    given: Environment
 
     def run(self) -> Result:
         """Make the token shards of a recipe that lists its sources; see `convert`."""
-        started, folder, recipe = time.monotonic(), self.folder, self.recipe
-        check_rules(recipe.rules)  # A program may have made it by hand.
-        folder.refuse_links()
-        recipe = self.recipe = adopt(folder, recipe)
-        finished = None if self.options.rehash else self._already_complete()
+        started, given = time.monotonic(), self.given
+        check_rules(self.recipe.rules)  # A program may have made it by hand.
+        self.store.refuse_links()
+        recipe = self.recipe = saved_recipe.adopt(self.store, self.recipe)
+        finished = None if given.options.rehash else self._already_complete()
         if finished is not None:
             return self._result(finished, len(finished.state.sources), started, untouched=True)
-        preflight.check(folder, recipe, self.options, self.inputs, self.stop.event)
-        session = self.inputs.new_session(folder, recipe, self.options, self.observer)
-        atomic.make_folder(folder.private)
-        with Lock(folder, session.id):
-            folder.make()
-            save_plan(folder, recipe)
-            places.save(folder, self.inputs.root)
+        preflight.check(self.store, recipe, given.options, self.inputs, given.stop.event)
+        session = self.inputs.new_session(self.store, recipe, given.options, given.observer)
+        self.store = self.store.for_session(session.id)
+        with self.store.lock():
+            self.store.prepare()
+            saved_recipe.save_plan(self.store, recipe)
+            saved_recipe.save_source_root(self.store, self.inputs.root)
             tracker = self._resume(session)
             jobs_found = len(tracker.state.done.jobs)
             outcome = "error"
@@ -155,50 +182,54 @@ class Conversion:
 
     def _already_complete(self) -> Tracker | None:
         """Return the finished run if there is nothing left to do, having written nothing."""
-        folder, recipe = self.folder, self.recipe
-        if not folder.manifest.is_file() or not has_plan(folder) or _cut_off_sessions(folder):
+        store = self.store
+        if not base.exists(store, layout.MANIFEST) or not saved_recipe.has_plan(store):
+            return None
+        if not all(past.ended for past in sessions.all_of(store)):
             return None
         try:
-            manifest = run_manifest.read(folder)
+            manifest = run_manifest.read(store)
             if not manifest.headline.complete:
                 return None
-            found = find_done(folder, recipe, tick=self._stop_if_asked)
-            state = RunState(recipe, "", found)
+            found = find_done(store, self.recipe, tick=self._stop_if_asked)
+            state = RunState(self.recipe, "", found)
             if found.problems or state.limiter.unfit or not state.is_complete:
                 return None
-            tracker = Tracker(folder, state, self.inputs, self.observer, self.stop)
+            tracker = Tracker(store, state, self.inputs, self.given.observer, self.given.stop)
             is_whole = manifest == tracker.manifest(complete=True) and not self._unlisted(tracker).own
         except Stopped:
             raise
         except FwconvertError:
             return None
         self._refuse_changed_sources(found)
-        _trust(found)
+        self._trust(found)
         return tracker if is_whole else None
 
     def _resume(self, session: sessions.Session) -> Tracker:
         """Find what is done, say what is wrong with it and withdraw that, and get ready for the rest."""
-        folder, observer = self.folder, self.observer
-        atomic.sweep(folder.temporary)
-        cut_off = _cut_off_sessions(folder)
+        store, observer = self.store, self.given.observer
+        store.sweep_abandoned()
+        past_sessions = sessions.all_of(store)
+        # A session without an end that does not hold its lock any more was cut off.
+        cut_off = [past for past in past_sessions if not past.ended and not store.holder(past.id)]
         if cut_off:
             observer.notice("the last session was cut off; hashing the files that it made")
-        found = find_done(folder, self.recipe, cut_off, rehash=self.options.rehash, tick=self._show_check)
+        ids = frozenset(past.id for past in cut_off)
+        found = find_done(store, self.recipe, ids, rehash=self.given.options.rehash, tick=self._show_check)
         self._refuse_changed_sources(found)
-        _trust(found)
+        self._trust(found)
         for problem in found.problems:
             observer.notice(problem)
-        for path in found.withdrawn:
-            atomic.remove(path)
-            atomic.sync_folder(path.parent)
+        for receipt in found.withdrawn:
+            store.remove(receipt)
+            store.settle(receipt.rpartition("/")[0])
         expected = expected_amounts(self.recipe, self.inputs.sizes()) if self.recipe.rules.is_limited else []
         state = RunState(self.recipe, session.id, found, expected)
-        sessions.write(folder, session)
-        for past in sessions.all_of(folder):
-            if past.id in cut_off:
-                end = f"cut off; its files were checked by {session.id}"
-                sessions.write(folder, sessions.ended(past, end))
-        tracker = Tracker(folder, state, self.inputs, observer, self.stop)
+        sessions.write(store, session)
+        for past in cut_off:
+            end = f"cut off; its files were checked by {session.id}"
+            sessions.write(store, sessions.ended(past, end))
+        tracker = Tracker(store, state, self.inputs, observer, self.given.stop)
         tracker.cleanup.withdraw_over_limit()
         tracker.cleanup.remove_leftovers()
         return tracker
@@ -207,7 +238,7 @@ class Conversion:
         """Do all jobs, then the join; return how the session ended."""
         state, recipe = tracker.state, self.recipe
         context = RunContext(
-            out=self.folder.path,
+            out=self.store.local(""),
             recipe_id=recipe.recipe_id,
             rules=recipe.rules,
             session=session.id,
@@ -215,7 +246,7 @@ class Conversion:
             threads=session.threads,
             plain_names=state.plain_names,
         )
-        with self._engine(session) as engine:
+        with self.given.engine as engine:
             self._convert(tracker, context, engine)
             if not state.missing:
                 tracker.cleanup.withdraw_misfits(tracker.stop_if_asked)
@@ -224,8 +255,7 @@ class Conversion:
             if not state.missing:
                 tracker.tokens_to_join = state.tokens_to_join
                 scheduler.drive(self._join_orders(tracker, context), engine, tracker)
-                for key in tracker.cleanup.take_spent():
-                    self.folder.remove_tail(key)
+                tracker.cleanup.remove_tails(*tracker.cleanup.take_spent())
         return f"{len(state.missing)} jobs failed" if state.missing else "complete"
 
     def _convert(self, tracker: Tracker, context: RunContext, engine: Engine) -> None:
@@ -266,27 +296,19 @@ class Conversion:
                 spent=tracker.cleanup.take_spent(),
             )
 
-    def _engine(self, session: sessions.Session) -> LocalEngine:
-        options = self.options
-        memory = options.worker_memory
-        if memory is None:  # Together the workers leave something for other programs.
-            share = (machine.machine_bytes() or 0) * 4 // 5 // options.worker_count
-            memory = max(_LEAST_WORKER_MEMORY, share) if share else None
-        limits = ProcessLimits(memory, options.stall_timeout)
-        return LocalEngine(options.worker_count, self.folder.logs, session.id, limits)
-
     def _tidy(self, tracker: Tracker, session: sessions.Session, outcome: str) -> None:
         """Leave the folder tidy and described, whatever happened."""
-        folder, complete = self.folder, outcome == "complete"
-        atomic.sweep(folder.temporary)
-        if complete:
+        store, is_complete = self.store, outcome == "complete"
+        store.sweep()
+        store.sweep_abandoned()
+        if is_complete:
             # What a trainer's glob finds is what the manifest lists. No tail is needed any more, nor the
             # reason why a source beyond the limit failed.
-            unlisted.remove(self._unlisted(tracker))
-            for left in (folder.tails, folder.quarantine):
-                atomic.sweep(left)
-        sessions.write(folder, sessions.ended(session, outcome))
-        tracker.write_manifest(complete=complete)
+            unlisted.remove(store, self._unlisted(tracker))
+            store.clear(layout.TAILS)
+            store.clear(layout.QUARANTINE)
+        sessions.write(store, sessions.ended(session, outcome))
+        tracker.write_manifest(complete=is_complete)
 
     def _result(
         self, tracker: Tracker, jobs_found: int, started: float, *, untouched: bool = False
@@ -295,21 +317,21 @@ class Conversion:
         complete = state.is_complete
         foreign = self._unlisted(tracker).foreign if complete else ()
         return Result(
-            out=self.folder.path,
+            out=self.store.local(""),
             complete=complete,
-            stopped=self.stop.asked > 0 and not complete,
+            stopped=self.given.stop.asked > 0 and not complete,
             headline=tracker.manifest(complete=complete).headline,
             jobs_found=jobs_found,
             failed=tuple(state.quarantined[path] for path in state.missing if path in state.quarantined),
             untouched=untouched,
             session_tokens=state.session.tokens,
             seconds=time.monotonic() - started,
-            foreign=tuple(path.name for path in foreign),
+            foreign=foreign,
         )
 
     def _unlisted(self, tracker: Tracker) -> unlisted.Unlisted:
         shards = {line.name for line in tracker.manifest().shards}
-        return unlisted.find(self.folder, self.recipe, shards)
+        return unlisted.find(self.store, self.recipe, shards)
 
     def _refuse_changed_sources(self, found: Found) -> None:
         """Raise UsageError if a source without a pinned sha256 is no longer the one that was converted."""
@@ -329,13 +351,18 @@ class Conversion:
                     )
                 )
 
+    def _trust(self, found: Found) -> None:
+        """Make receipts as new as their files, whose hashes are right: so they are not hashed each time."""
+        for receipt, newest in found.proven.items():
+            self.store.touch(receipt, newest)
+
     def _stop_if_asked(self, _done: int, _all: int) -> None:
-        if self.stop.asked:
+        if self.given.stop.asked:
             raise Stopped("stopped by the user while the existing files were checked")
 
     def _show_check(self, done: int, everything: int) -> None:
         self._stop_if_asked(done, everything)
-        self.observer.update(
+        self.given.observer.update(
             Snapshot(
                 phase="check",
                 units=everything,
@@ -348,16 +375,3 @@ class Conversion:
                 running=(),
             )
         )
-
-
-def _cut_off_sessions(folder: RunFolder) -> frozenset[str]:
-    return frozenset(past.id for past in sessions.all_of(folder) if not past.ended)
-
-
-def _trust(found: Found) -> None:
-    """Make receipts as new as their files, whose hashes are right: so they are not hashed each time."""
-    for path, newest in found.proven.items():
-        if path.is_symlink():  # The time would be that of a file elsewhere.
-            continue
-        with suppress(OSError):  # A folder that may only be read: they are hashed each time.
-            os.utime(path, ns=(newest, newest))

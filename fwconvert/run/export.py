@@ -25,13 +25,15 @@ from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import request
-from fwconvert.run.convert import Conversion, Result
+from fwconvert.run.convert import Conversion, Result, environment
+from fwconvert.run.engines import Engine
 from fwconvert.run.estimate import Estimate, make_estimate
-from fwconvert.run.events import Observer, SilentObserver, StopSwitch
+from fwconvert.run.events import Observer, StopSwitch
 from fwconvert.run.inputs import Input, IsWanted, Ready, always
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, places, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import atomic, layout, saved_recipe, sessions
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import vocabulary
 
@@ -55,6 +57,7 @@ def export(
     out: str | os.PathLike[str],
     options: Options | None = None,
     *,
+    engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
     **changes: Any,
@@ -66,7 +69,7 @@ def export(
     on like it after a crash.
     """
     return Export(Path(run), Changes(**changes)).carry_out(
-        out, options or Options(), observer=observer, stop=stop
+        out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
 
@@ -84,20 +87,15 @@ class Export:
         out: str | os.PathLike[str],
         options: Options,
         *,
+        engine: Engine | None = None,
         observer: Observer | None = None,
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
-        folder = RunFolder(Path(out).absolute())
-        _refuse_inside(folder.path, self._run.folder.path)
-        return Conversion(
-            folder,
-            self.recipe,
-            options,
-            FinishedRun(self._run),
-            observer or SilentObserver(),
-            stop or StopSwitch(),
-        ).run()
+        store = LocalStore(Path(out).absolute())
+        _refuse_inside(store.root, self._run.store.local(""))
+        given = environment(options, engine, observer, stop)
+        return Conversion(store, self.recipe, FinishedRun(self._run), given).run()
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
@@ -137,7 +135,7 @@ def _refuse_unfinished(run: RunReader) -> None:
             message(
                 "only a finished run can be exported",
                 "run the command that makes it again, to its end",
-                folder=run.folder.path,
+                folder=run.store.uri,
                 converted=f"{len(account.jobs):,} of {len(manifest.sources):,} sources",
                 missing=waits,
             )
@@ -147,7 +145,7 @@ def _refuse_unfinished(run: RunReader) -> None:
         raise ManifestError(
             message(
                 "the run manifest contradicts itself, so the run cannot be exported",
-                f"see what is wrong: fwconvert verify {run.folder.path}",
+                f"see what is wrong: fwconvert verify {run.store.uri}",
                 file=problem.file,
                 problem=problem.what,
             )
@@ -158,7 +156,7 @@ def _refuse_unfinished(run: RunReader) -> None:
             message(
                 "this run has dropped tokens that filled no last shard, so it cannot be exported",
                 "export a run that was made with --last merge or --last keep",
-                folder=run.folder.path,
+                folder=run.store.uri,
                 dropped=f"{sum(passage.tokens for passage in lost):,} tokens",
             )
         )
@@ -171,7 +169,7 @@ def _refuse_to_turn_a_cut(run: RunReader, eot: EotSide) -> None:
             message(
                 "the last document of this run is cut (--limit-tokens): separators cannot change sides",
                 f"give --eot {run.manifest.rules.eot}, or convert the sources again",
-                folder=run.folder.path,
+                folder=run.store.uri,
             )
         )
 
@@ -192,13 +190,13 @@ class FinishedRun(Input):
     """The token shards of a finished run, in place of the sources."""
 
     def __init__(self, run: RunReader) -> None:
-        self.root = places.read(run.folder)
+        self.root = saved_recipe.read_source_root(run.store)
         self._run = run
         self._jobs = {job.path: job for job in run.manifest.jobs}
 
     def location(self, source: SourceShard) -> Path:
         """Return a place in the folder of the run: no source is needed itself."""
-        return self._run.folder.path / source.path
+        return self._run.store.local("") / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
         """Return the sha256 of the source that the run was made from, if it is another one.
@@ -232,17 +230,18 @@ class FinishedRun(Input):
         return
 
     def new_session(
-        self, folder: RunFolder, recipe: Recipe, options: Options, observer: Observer
+        self, store: Store, recipe: Recipe, options: Options, observer: Observer
     ) -> sessions.Session:
         """Return a session that encodes nothing; the run's vocabulary is copied for those who decode."""
-        observer.notice(f"taking the tokens from {self._run.folder.path}")
+        observer.notice(f"taking the tokens from {self._run.store.uri}")
         known = vocabulary.find(recipe.rules.tokenizer)
         name = vocabulary.provided_name(known)
         with suppress(OSError, ManifestError):
-            if not (folder.vocabularies / name).exists() and (self._run.folder.vocabularies / name).exists():
-                table = vocabulary.read_table(known, self._run.folder.vocabularies)
-                atomic.make_folder(folder.vocabularies)
-                atomic.replace(folder.vocabularies / name, table)
+            there, here = self._run.store.local(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
+            if not (here / name).exists() and (there / name).exists():
+                table = vocabulary.read_table(known, there)
+                atomic.make_folder(here)
+                atomic.replace(here / name, table)
         return sessions.new(options.worker_count, 1, "exported")
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
@@ -251,7 +250,7 @@ class FinishedRun(Input):
             job = self._jobs.get(order.source.path)
             if job is not None:
                 exported = Exported(
-                    run=self._run.folder.path,
+                    run=self._run.store.local(""),
                     rules=self._run.manifest.rules,
                     passages=self._run.streams[order.source_index],
                     bytes=job.bytes,

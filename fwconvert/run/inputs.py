@@ -23,8 +23,8 @@ from fwconvert.run.estimate import Estimate, make_estimate
 from fwconvert.run.events import Observer
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
-from fwconvert.store import sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, sessions
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import encoders, vocabulary
 
@@ -89,7 +89,7 @@ class Input(Protocol):
         return place, str(place)
 
     def new_session(
-        self, folder: RunFolder, recipe: Recipe, options: Options, observer: Observer
+        self, store: Store, recipe: Recipe, options: Options, observer: Observer
     ) -> sessions.Session:
         """Return a session that can begin: its encoder is there, and its vocabulary.
 
@@ -99,7 +99,7 @@ class Input(Protocol):
         encoder, reason = encoders.choose(options.encoder, known, encoders.why_fast_fails)
         if reason:
             observer.notice(reason)
-        vocabulary.provide(known, folder.vocabularies)
+        vocabulary.provide(known, store.local(layout.VOCABULARIES))
         jobs = len(recipe.source.files)
         if recipe.rules.is_limited:  # Fewer sources are at work, and may have more threads each.
             jobs = self.estimate(recipe, options).files

@@ -38,7 +38,7 @@ from fwconvert.run.inputs import (
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
 from fwconvert.store import atomic, layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.base import Store
 
 _END = Stopped("all is fetched")
 
@@ -56,13 +56,13 @@ class Terms:
     retry_seconds: float
 
 
-def open_input(recipe: Recipe, options: Options, folder: RunFolder) -> Input:
+def open_input(recipe: Recipe, options: Options, store: Store) -> Input:
     """Return where the sources of a recipe come from: the user's files, or the hub."""
     manifest, keep = recipe.source, options.keep_folder
     if recipe.root is not None:
         return LocalFiles(manifest, recipe.root)
     terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-    return Prefetch(manifest, terms, folder.sources, None if keep is None else keep.absolute())
+    return Prefetch(manifest, terms, store.local(layout.SOURCES), None if keep is None else keep.absolute())
 
 
 class Prefetch(Input):

@@ -9,14 +9,12 @@
   can be looked at is the caller's mistake.
 """
 
-import os
 import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fwconvert import records
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
 from fwconvert.hub.retry import Patience
 from fwconvert.options import Options
@@ -26,8 +24,8 @@ from fwconvert.run.estimate import Estimate
 from fwconvert.run.inputs import Input
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import LOCAL
-from fwconvert.store import layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout
+from fwconvert.store.base import Store
 from fwconvert.store.run_manifest import most_shards
 
 # If the columns of the first do not fit, this many in all are looked at before the command is blamed.
@@ -37,24 +35,24 @@ _RETRY_SECONDS = 3.0
 _MOST_SECONDS = 15.0
 
 
-def check(folder: RunFolder, recipe: Recipe, options: Options, inputs: Input, stop: threading.Event) -> None:
+def check(store: Store, recipe: Recipe, options: Options, inputs: Input, stop: threading.Event) -> None:
     """Raise UsageError if the run cannot end well; nothing is written."""
     # A join of whole sources may keep more workers busy than there are sources.
     jobs, workers = len(recipe.source.files), options.worker_count
     at_once = workers if recipe.rules.layout == "contiguous" else min(workers, jobs)
     check_open_files(at_once, options.max_fetches if recipe.root is None else 0)
     if options.check_disk:
-        check_disk(folder, recipe, options, inputs)
-    refuse_wrong_folder(folder, recipe, inputs)
-    if not any(True for _ in records.names_in(folder.receipts)):  # One receipt proves the columns.
+        check_disk(store, recipe, options, inputs)
+    refuse_wrong_folder(store, recipe, inputs)
+    if not any(True for _ in base.record_names(store, layout.RECEIPTS)):  # One receipt proves the columns.
         _check_columns(recipe, inputs, stop)
 
 
-def check_disk(folder: RunFolder, recipe: Recipe, options: Options, inputs: Input) -> None:
+def check_disk(store: Store, recipe: Recipe, options: Options, inputs: Input) -> None:
     """Raise UsageError if the output, or the sources that are fetched, do not fit on the disk."""
-    needed, out = inputs.estimate(recipe, options), folder.path
+    needed, out = inputs.estimate(recipe, options), store.local("")
     _refuse_too_many_shards(needed, recipe.rules)
-    there, keep = bytes_there(folder), options.keep_folder
+    there, keep = bytes_there(store), options.keep_folder
     kept = 0 if keep is None else _kept_bytes(recipe, keep)
     if keep is None or _device(keep) == _device(out):
         refuse_small_disk(needed, there + kept, free_bytes(out), str(out))
@@ -112,16 +110,14 @@ def _refuse_too_many_shards(needed: Estimate, rules: Rules) -> None:
         )
 
 
-def bytes_there(folder: RunFolder) -> int:
+def bytes_there(store: Store) -> int:
     """Return the size of the output that exists already, and of sources that were fetched for it."""
     total = 0
-    for place in (folder.path, folder.index, folder.tails, folder.sources):
-        if not place.is_dir():
-            continue
-        with os.scandir(place) as entries:
-            for entry in entries:
+    for folder in ("", layout.INDEX, layout.TAILS, layout.SOURCES):
+        with suppress(NotADirectoryError):  # Refused by those who write there.
+            for name in store.list(folder):
                 with suppress(OSError):  # A link in a circle has no size.
-                    total += entry.stat().st_size if entry.is_file() else 0
+                    total += store.size(f"{folder}/{name}" if folder else name) or 0
     return total
 
 
@@ -148,7 +144,7 @@ def _kept_bytes(recipe: Recipe, keep: Path) -> int:
     return sum(sizes[path] for path, place in found.items() if place.stat().st_size == sizes[path])
 
 
-def refuse_wrong_folder(folder: RunFolder, recipe: Recipe, inputs: Input) -> None:
+def refuse_wrong_folder(store: Store, recipe: Recipe, inputs: Input) -> None:
     """Raise UsageError if sources are read from a folder of the user's and none that is left is in it.
 
     With a limit that may be because it is reached: then a run that has begun goes on.
@@ -157,7 +153,7 @@ def refuse_wrong_folder(folder: RunFolder, recipe: Recipe, inputs: Input) -> Non
         return
     files, left = recipe.source.files, []
     for file in files:
-        if not folder.receipt(layout.job_key(file.path)).is_file():
+        if not base.exists(store, layout.receipt(layout.job_key(file.path))):
             if inputs.location(file).exists():
                 return
             left.append(file.path)

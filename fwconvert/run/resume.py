@@ -12,26 +12,26 @@ not fit.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
-from fwconvert import limits, records
+from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.run.events import Observer
 from fwconvert.run.state import Done, RunState
 from fwconvert.shards.cutting import joined_shards, last_full
-from fwconvert.store import atomic, layout, receipts
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout, receipts
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Receipt, ShardLine
 from fwconvert.store.recorded import (
     MOST_OTHERS,
     Hashing,
     Recorded,
-    join_paths,
-    looked_at,
+    join_receipts,
+    look_at,
     shard_files,
     shard_problem,
     tail_files,
@@ -54,17 +54,17 @@ class Found(Done):
     """What a run's folder holds: the receipts that can be trusted, and those that cannot."""
 
     # Receipts that cannot be trusted, and what is wrong with them.
-    withdrawn: list[Path] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     # Receipts whose files are newer and have the right hashes, and how new these files are.
-    proven: dict[Path, int] = field(default_factory=dict)
+    proven: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Claim:
     """A receipt, and the files that must be as it says."""
 
-    path: Path
+    name: str
     made: Receipt | JoinReceipt
     files: list[Recorded]
     # Whether all files are hashed, whatever their times say. A tail always is.
@@ -75,7 +75,7 @@ class _Claim:
 
 
 def find_done(
-    folder: RunFolder,
+    store: Store,
     recipe: Recipe,
     cut_off: frozenset[str] = frozenset(),
     *,
@@ -87,19 +87,19 @@ def find_done(
     Hashed are the files of the sessions in `cut_off`, those that are newer than
     their receipts, tails, and with `rehash` all others too.
     """
-    return _Search(folder, recipe, cut_off, tick, rehash=rehash).run()
+    return _Search(store, recipe, cut_off, tick, rehash=rehash).run()
 
 
 class _Search:
     def __init__(
-        self, folder: RunFolder, recipe: Recipe, cut_off: frozenset[str], tick: Tick, *, rehash: bool
+        self, store: Store, recipe: Recipe, cut_off: frozenset[str], tick: Tick, *, rehash: bool
     ) -> None:
-        self._folder = folder
+        self._store = store
         self._recipe = recipe
         self._rules: Rules = recipe.rules
         self._cut_off = cut_off
         self._rehash = rehash
-        self._hashing = Hashing(tick)
+        self._hashing = Hashing(store, tick)
         self._found = Found()
 
     def run(self) -> Found:
@@ -121,22 +121,23 @@ class _Search:
                         found.joins[made.shard.name] = made
                         continue
                     again = f"{made.shard.name} will be joined again"
-                self._withdraw(claim.path, claim.wrong, again)
+                self._withdraw(claim.name, claim.wrong, again)
         return found
 
     def _joins(self) -> Iterator[_Claim]:
-        for path in join_paths(self._folder):
-            made = self._receipt(path, JoinReceipt)
+        for name in join_receipts(self._store):
+            made = self._receipt(name, JoinReceipt)
             if made is None:
                 continue
+            file_name = name.rpartition("/")[2]
             taken_is_ours = made.taken is None or layout.is_shard(self._rules, made.taken.name)
             if not _join_can_be(self._recipe, made):
-                self._withdraw(path, f"the receipt {path.name} has impossible numbers")
-            elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
-                files = [*shard_files(self._folder, self._rules, made.shard)]
-                yield _Claim(path, made, files, self._is_hashed(made))
+                self._withdraw(name, f"the receipt {file_name} has impossible numbers")
+            elif name == receipts.name_of(made) and taken_is_ours and self._are_ours([made.shard]):
+                files = [*shard_files(self._rules, made.shard)]
+                yield _Claim(name, made, files, self._is_hashed(made))
             else:
-                self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
+                self._withdraw(name, f"the receipt {file_name} is not that of a joined shard of this run")
 
     def _jobs(self) -> Iterator[_Claim]:
         """Yield the receipts of jobs; a tail may be gone only if nothing is left to be done with it."""
@@ -146,28 +147,28 @@ class _Search:
         for index, file in enumerate(self._recipe.source.files):
             if file.path not in made:
                 continue
-            path, job = made[file.path]
+            name, job = made[file.path]
             lines = [line for line in job.shards if line.name not in absorbed]
-            files = [one for line in lines for one in shard_files(self._folder, self._rules, line)]
-            tail = [*tail_files(self._folder, job)] if job.tail.tokens != needless[index] else []
-            yield _Claim(path, job, files, self._is_hashed(job), tail)
+            files = [one for line in lines for one in shard_files(self._rules, line)]
+            tail = [*tail_files(job)] if job.tail.tokens != needless[index] else []
+            yield _Claim(name, job, files, self._is_hashed(job), tail)
 
-    def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
+    def _receipts(self) -> Iterator[tuple[str, tuple[str, Receipt]]]:
         for index, file in enumerate(self._recipe.source.files):
-            path = self._folder.receipt(layout.job_key(file.path))
-            made = self._receipt(path, Receipt)
+            name = layout.receipt(layout.job_key(file.path))
+            made = self._receipt(name, Receipt)
             if made is None:
                 continue
             if made.path != file.path:
-                self._withdraw(path, f"the receipt of {file.path} is that of {made.path}")
+                self._withdraw(name, f"the receipt of {file.path} is that of {made.path}")
             elif not _job_can_be(self._recipe, index, made):
-                self._withdraw(path, f"the receipt of {file.path} has impossible numbers")
+                self._withdraw(name, f"the receipt of {file.path} has impossible numbers")
             elif not self._are_ours(made.shards):
-                self._withdraw(path, f"the receipt of {file.path} names files that are not of this run")
+                self._withdraw(name, f"the receipt of {file.path} names files that are not of this run")
             else:
-                yield file.path, (path, made)
+                yield file.path, (name, made)
 
-    def _with_tails(self, made: dict[str, tuple[Path, Receipt]]) -> dict[str, tuple[Path, Receipt]]:
+    def _with_tails(self, made: dict[str, tuple[str, Receipt]]) -> dict[str, tuple[str, Receipt]]:
         """Return the jobs whose tails can be joined; the others are withdrawn.
 
         All tails together give so many joined shards. Where the tails are gone,
@@ -175,21 +176,21 @@ class _Search:
         """
         most, gone = most_shards(self._rules), self._files_there() + MOST_OTHERS
         found = {}
-        for source, (path, job) in made.items():
+        for source, (name, job) in made.items():
             shards = job.tail.tokens // self._rules.block_tokens
             most -= shards
-            if looked_at(next(tail_files(self._folder, job)))[0]:
+            if look_at(self._store, next(tail_files(job)))[0]:
                 gone -= shards
             if most < 0 or gone < 0:
-                self._withdraw(path, f"the receipt of {source} tells of a tail that is not there")
+                self._withdraw(name, f"the receipt of {source} names a tail that is not there")
                 most, gone = most + shards, gone + shards
             else:
-                found[source] = path, job
+                found[source] = name, job
         return found
 
     @cache  # noqa: B019  # a search lives as long as its result is made
     def _files_there(self) -> int:
-        return records.files_in(self._folder.path)
+        return base.count(self._store, "")
 
     def _needless_tails(self, jobs: Sequence[Receipt]) -> Counter[int]:
         """Return how many tokens of each source's tail nobody needs: they are joined, or to be dropped.
@@ -214,13 +215,14 @@ class _Search:
         dropped = {at: job.tail.tokens - kept[at] for at, job in enumerate(known)}
         return covered + Counter(dropped)
 
-    def _receipt(self, path: Path, kind: type[receipts.AnyReceipt]) -> receipts.AnyReceipt | None:
-        if not path.exists():
-            return None
+    def _receipt(self, name: str, kind: type[receipts.AnyReceipt]) -> receipts.AnyReceipt | None:
+        with suppress(OSError):  # Reading says what is wrong.
+            if self._store.state(name) is None:
+                return None
         try:
-            return receipts.read(path, kind, self._recipe.recipe_id, self._files_there)
+            return receipts.read(self._store, name, kind, self._recipe.recipe_id, self._files_there)
         except ManifestError as error:
-            self._withdraw(path, str(error))
+            self._withdraw(name, str(error))
             return None
 
     def _are_ours(self, lines: Iterable[ShardLine]) -> bool:
@@ -237,9 +239,9 @@ class _Search:
         """Look at the files of receipts; those that may be others than they were are hashed, side by side."""
         doubtful: dict[Recorded, _Claim] = {}
         for claim in claims:
-            made_at, newest = claim.path.stat().st_mtime_ns, 0
+            made_at, newest = self._changed_at(claim.name), 0
             for file in (*claim.files, *claim.tail):
-                wrong, changed_at = looked_at(file)
+                wrong, changed_at = look_at(self._store, file)
                 claim.wrong, newest = claim.wrong or wrong, max(newest, changed_at)
                 if claim.hashed or file in claim.tail or changed_at > made_at:
                     doubtful[file] = claim
@@ -249,10 +251,14 @@ class _Search:
             doubtful[file].wrong = doubtful[file].wrong or wrong
         for claim in claims:
             if claim.newest and not claim.wrong:
-                self._found.proven[claim.path] = claim.newest
+                self._found.proven[claim.name] = claim.newest
 
-    def _withdraw(self, path: Path, *problems: str) -> None:
-        self._found.withdrawn.append(path)
+    def _changed_at(self, name: str) -> int:
+        state = self._store.state(name)
+        return 0 if state is None else state.changed_at
+
+    def _withdraw(self, name: str, *problems: str) -> None:
+        self._found.withdrawn.append(name)
         self._found.problems += problems
 
 
@@ -320,8 +326,8 @@ class Cleanup:
     the next one.
     """
 
-    def __init__(self, folder: RunFolder, state: RunState, observer: Observer) -> None:
-        self._folder = folder
+    def __init__(self, store: Store, state: RunState, observer: Observer) -> None:
+        self._store = store
         self._state = state
         self._observer = observer
         self.keys = [layout.job_key(file.path) for file in state.recipe.source.files]
@@ -329,8 +335,8 @@ class Cleanup:
         self._absorbed = state.done.absorbed
         # The jobs whose tails are not needed and still there; and those with a record in quarantine.
         self._spent: list[str] = []
-        there = {name.removesuffix(".json") for name in records.names_in(folder.quarantine)}
-        self._quarantined = there.intersection(self.keys)
+        there = base.record_names(store, layout.QUARANTINE)
+        self._quarantined = {name.removesuffix(".json") for name in there}.intersection(self.keys)
 
     def remove_leftovers(self) -> None:
         """Remove what earlier sessions have left."""
@@ -344,10 +350,10 @@ class Cleanup:
         """Remove what the receipt of a job makes unnecessary."""
         key = self.keys[index]
         if key in self._quarantined:
-            atomic.remove(self._folder.quarantined(key))
+            self._store.remove(layout.quarantined(key))
             self._quarantined.remove(key)
         if self._is_spent(index):  # Its joined shards were made before, by a session that was cut off.
-            self._folder.remove_tail(key)
+            self.remove_tails(key)
         if index in self._absorbed:  # Likewise what one of them has taken in.
             self._remove_shard(self._absorbed[index])
 
@@ -373,6 +379,11 @@ class Cleanup:
         spent, self._spent = tuple(self._spent), []
         return spent
 
+    def remove_tails(self, *keys: str) -> None:
+        """Remove the tails of jobs, those that are there."""
+        for key in keys:
+            self._store.remove(layout.tail(key), layout.tail_index(key))
+
     def withdraw_over_limit(self) -> None:
         """Withdraw jobs that were done ahead and do not fit the limit; their files go when all is done."""
         limiter = self._state.limiter
@@ -396,12 +407,12 @@ class Cleanup:
                 self._covered[segment.source] -= segment.tokens
             if join.taken:
                 self._absorbed.pop(join.taken.source, None)
-            self._withdraw(self._folder.join(join.shard.name))
+            self._withdraw(receipts.name_of(join))
             name = join.shard.name
             self._observer.notice(f"{name} does not fit the tails of its sources: it will be joined again")
         for index, file in enumerate(sources if misfits else ()):
             tail = state.done.jobs[file.path].tail
-            if tail.tokens > 0 and not self._folder.tail(self.keys[index]).is_file():
+            if tail.tokens > 0 and not base.exists(self._store, layout.tail(self.keys[index])):
                 self._withdraw_job(index)
                 self._observer.notice(f"{file.path} will be converted again: its tail is needed, and is gone")
         for name, shard in wanted.items():
@@ -415,7 +426,7 @@ class Cleanup:
         if receipt is None or receipt.session == state.session_id:  # Written and hashed a moment ago.
             return
         line = next(line for line in receipt.shards if line.name == absorbed.name)
-        wrong = shard_problem(self._folder, state.recipe.rules, line, tick)
+        wrong = shard_problem(self._store, state.recipe.rules, line, tick)
         if wrong:
             self._withdraw_job(absorbed.source)
             self._observer.notice(f"{wrong}: {path} will be converted again")
@@ -426,14 +437,13 @@ class Cleanup:
 
     def _withdraw_job(self, index: int) -> str:
         """Withdraw the receipt of a job; return the path of its source."""
-        self._withdraw(self._folder.receipt(self.keys[index]))
+        self._withdraw(layout.receipt(self.keys[index]))
         return self._state.job_withdrawn(index).path
 
-    def _withdraw(self, receipt: Path) -> None:
-        atomic.remove(receipt)
-        atomic.sync_folder(receipt.parent)
+    def _withdraw(self, receipt: str) -> None:
+        self._store.remove(receipt)
+        self._store.settle(receipt.rpartition("/")[0])
 
     def _remove_shard(self, name: str) -> None:
-        for file in (name, *layout.sidecars(self._state.recipe.rules, name)):
-            atomic.remove(self._folder.shard(file))
-        atomic.remove(self._folder.shard_index(name))
+        sidecars = layout.sidecars(self._state.recipe.rules, name)
+        self._store.remove(name, *sidecars, layout.index(name))

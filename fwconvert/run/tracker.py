@@ -12,8 +12,8 @@ from fwconvert.run.events import Bottleneck, Observer, Snapshot, StopSwitch
 from fwconvert.run.inputs import Input, Traffic
 from fwconvert.run.resume import Cleanup
 from fwconvert.run.state import RunState
-from fwconvert.store import atomic, run_manifest, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, run_manifest, sessions
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 from fwconvert.store.run_manifest import RunManifest
 
@@ -25,13 +25,13 @@ class Tracker:
     """Keeps a run's state, its folder and its observer up to date; the scheduler's watcher."""
 
     def __init__(
-        self, folder: RunFolder, state: RunState, inputs: Input, observer: Observer, stop: StopSwitch
+        self, store: Store, state: RunState, inputs: Input, observer: Observer, stop: StopSwitch
     ) -> None:
-        self.folder = folder
         self.state = state
-        self.cleanup = Cleanup(folder, state, observer)
+        self.cleanup = Cleanup(store, state, observer)
         # 0 until the join begins.
         self.tokens_to_join = 0
+        self._store = store
         self._inputs = inputs
         self._observer = observer
         self._stop = stop
@@ -59,7 +59,7 @@ class Tracker:
         attempts = self.state.failures.setdefault(order.key, [])
         attempts.append(failure)
         # A worker that was killed could not remove what it had begun.
-        atomic.sweep(self.folder.temporary, f"{order.key}-")
+        self._store.sweep(order.key)
         # Why a job is given up is shown in full at the end of the session; why a worker was lost, now.
         is_whole = failure.kind == "lost" and not final
         wrong = failure.message if is_whole else failure.message.partition("\n")[0]
@@ -74,7 +74,7 @@ class Tracker:
         texts = tuple((attempt.message, attempt.traceback) for attempt in attempts)
         record = Quarantined(order.source.path, failure.message, texts)
         self.state.job_failed(order.source_index, record)
-        self.folder.write(self.folder.quarantined(order.key), records.encode(record) + b"\n")
+        self._store.write(layout.quarantined(order.key), records.encode(record) + b"\n")
         self.cleanup.job_quarantined(order.key)
 
     def tick(self, running: list[Progress]) -> None:
@@ -100,23 +100,22 @@ class Tracker:
 
     def snapshot(self, running: Sequence[Progress], traffic: Traffic | None = None) -> Snapshot:
         """Return how far the run is. Changes nothing."""
-        state, new_tokens = self.state, sum(progress.tokens for progress in running)
-        if self.tokens_to_join:
+        state, is_joining = self.state, self.tokens_to_join > 0
+        flying = sum(progress.fraction * progress.size for progress in running)
+        # Tokens that are joined were counted when they were encoded.
+        new_tokens = 0 if is_joining else sum(progress.tokens for progress in running)
+        if is_joining:
             units = self.tokens_to_join
             done, session_done = state.total.joined_tokens, state.session.joined_tokens
-            flying = sum(p.fraction * p.order.tokens for p in running if isinstance(p.order, JoinOrder))
         else:
             done, session_done = state.total.source_bytes, state.session.source_bytes
-            flying = sum(
-                p.fraction * p.order.source.bytes for p in running if isinstance(p.order, ConvertOrder)
-            )
             units = state.bytes_to_read(done + flying, state.total.tokens + new_tokens)
         bottleneck: Bottleneck | None = None
         if traffic is not None:  # In the end, what the run waited for most.
             most = self._waits.most_common(1)
             bottleneck = most[0][0] if most and not _is_converting(state) else _bottleneck(traffic, running)
         return Snapshot(
-            phase="join" if self.tokens_to_join else "convert",
+            phase="join" if is_joining else "convert",
             units=units,
             units_done=done + flying,
             session_units=session_done + flying,
@@ -133,12 +132,12 @@ class Tracker:
         """Return the run manifest as of now."""
         state = self.state
         return run_manifest.build(
-            state.recipe, state.done.jobs, state.done.joins, sessions.all_of(self.folder), complete=complete
+            state.recipe, state.done.jobs, state.done.joins, sessions.all_of(self._store), complete=complete
         )
 
     def write_manifest(self, *, complete: bool = False) -> None:
         """Refresh manifest.json."""
-        run_manifest.write(self.folder, self.manifest(complete=complete))
+        run_manifest.write(self._store, self.manifest(complete=complete))
         self._manifest_at = time.monotonic()
 
 
