@@ -48,9 +48,7 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
 def numbered(out: Path, number: int) -> tuple[Document, str]:
     """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
-    decoder = tokenizer.load(
-        vocabulary.find(run.manifest.rules.tokenizer), run.store.local(layout.VOCABULARIES)
-    )
+    decoder = run.decoder()
     located = run.document(number)
     found = located.document
     tokens = located.reader.tokens(found.start, found.end)

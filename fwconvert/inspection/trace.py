@@ -184,9 +184,7 @@ def trace(out: Path, place: str, root: Path | None = None) -> Trace:
     """
     run = RunReader(out)
     line, offset = _place(run, place)
-    decoder = tokenizer.load(
-        vocabulary.find(run.manifest.rules.tokenizer), run.store.local(layout.VOCABULARIES)
-    )
+    decoder = run.decoder()
     rows = Rows(run, root)
     located = run.find(line, offset)
     found = rows.find(located)

@@ -140,7 +140,7 @@ class Store(Protocol):
         """Make durable which names are in these folders: what was published and removed stays so."""
         ...
 
-    def touch(self, name: str, changed_at: int) -> None:
+    def set_changed_at(self, name: str, changed_at: int) -> None:
         """Set when a file last changed, where that is possible. It saves time; nothing may rest on it."""
         ...
 

@@ -97,7 +97,7 @@ class LocalStore:
 
     def draft(self, label: str) -> LocalDraft:
         """Begin a file in the private folder."""
-        return LocalDraft(self, self._label(label))
+        return LocalDraft(self, self.draft_label(label))
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file durably and all at once."""
@@ -155,7 +155,7 @@ class LocalStore:
         for folder in folders:
             atomic.sync_folder(self.local(folder))
 
-    def touch(self, name: str, changed_at: int) -> None:
+    def set_changed_at(self, name: str, changed_at: int) -> None:
         """Set the time of a file, but not that of a file elsewhere to which a link leads."""
         path = self.local(name)
         if not path.is_symlink():
@@ -198,7 +198,7 @@ class LocalStore:
 
     def sweep(self, label: str = "") -> int:
         """Remove the drafts of this session, or only those of one label."""
-        return atomic.sweep(self.local(layout.TEMPORARY), self._label(f"{label}-" if label else ""))
+        return atomic.sweep(self.local(layout.TEMPORARY), self.draft_label(f"{label}-" if label else ""))
 
     def sweep_abandoned(self) -> int:
         """Remove the drafts of sessions that are certainly dead. Hold the lock.
@@ -235,5 +235,6 @@ class LocalStore:
             return False
         return found is not None and time.time_ns() - found.changed_at > _LONGEST_SILENCE_NS
 
-    def _label(self, label: str) -> str:
+    def draft_label(self, label: str) -> str:
+        """Return how the names of this session's drafts begin."""
         return f"{self.session}.{label}" if self.session else label

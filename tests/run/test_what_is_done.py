@@ -393,7 +393,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
     cut.write_bytes(cut.read_bytes()[:1000])
 
     assert finished.look().problems == [
-        "edu_fineweb_train_00002_000.bin cannot be read (No such file or directory)",
+        "edu_fineweb_train_00002_000.bin is missing",
         "c.parquet will be converted again",
         "edu_fineweb_train_00003_000.bin has 1,000 bytes instead of 1,224",
         "d.parquet will be converted again",

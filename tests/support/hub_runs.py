@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import corpus
+import forked
 import runner
 from hub_server import REPO, HubServer, Seen
 
@@ -106,7 +107,7 @@ def environment(endpoint: str, **settings: str) -> dict[str, str]:
 @contextmanager
 def running(words: list[str], endpoint: str, **settings: str) -> Iterator["subprocess.Popen[str]"]:
     """Have a command run during the block, in a session of its own; nothing of it is left after."""
-    process = subprocess.Popen(
+    process = forked.start(
         [sys.executable, "-m", "fwconvert", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

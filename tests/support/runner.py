@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 
 import fwconvert
@@ -59,7 +60,8 @@ def convert(
     """Convert by the Python API."""
     recipe = fwconvert.make_recipe(source=str(source), **choices)
     options = fwconvert.Options(workers=workers)
-    return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)
+    with forked.workers():
+        return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)
 
 
 def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:
@@ -74,13 +76,13 @@ def command_line(*words: object, **how: Any) -> "subprocess.CompletedProcess[str
     """Run the program with these words to its end."""
     line = [sys.executable, "-m", "fwconvert", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **how.pop("env", {})}
-    how = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE, **how}
-    return subprocess.run(line, check=False, env=environment, **how)
+    how = {"text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE, **how}
+    return forked.run(line, env=environment, **how)
 
 
 def start(source: Path, out: Path, *flags: str, **choices: Any) -> "subprocess.Popen[str]":
     """Start a conversion in a session of its own, in which its workers can be found."""
-    return subprocess.Popen(
+    return forked.start(
         command(source, out, *flags, **choices),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,7 +85,8 @@ def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> f
         name="t",
         last="keep",
     )
-    return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
+    with forked.workers():
+        return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
 
 
 Run = Callable[[Kind], Path]
