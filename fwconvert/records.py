@@ -19,7 +19,7 @@ it could not be read again: reading is strict. So this is as strict.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -231,13 +231,20 @@ def _other_format(where: str, found: str, wanted: str) -> str:
 
 
 def check(given: object) -> None:
-    """Raise UsageError if a field of a dataclass or a struct is not what its declaration says.
+    """Raise UsageError if a field of a dataclass or a struct is not what its declaration says."""
+    types = get_type_hints(type(given))
+    check_values({name: getattr(given, name) for name in types}, types)
 
-    It names the field, the value and what is allowed. A whole float is not
-    taken for an int: beyond 2**53 it may be another number than was written.
+
+def check_values(values: Mapping[str, object], types: Mapping[str, Any]) -> None:
+    """Raise UsageError if a value is not of its declared type: it names the value and what is allowed.
+
+    A whole float is not taken for an int: beyond 2**53 it may be another number than was written.
     """
-    for name, kind in get_type_hints(type(given)).items():
-        value = getattr(given, name)
+    for name, value in values.items():
+        kind = types.get(name)
+        if kind is None:
+            raise UsageError(message(f"there is no {name} to choose", choices=", ".join(types)))
         # msgspec knows no PathLike.
         if isinstance(value, os.PathLike) and os.PathLike[str] in get_args(kind):
             continue
@@ -246,7 +253,7 @@ def check(given: object) -> None:
         except (msgspec.ValidationError, OverflowError, UnicodeError):
             raise UsageError(
                 message(
-                    f"{name} cannot be this",
+                    f"{name} has an invalid value",
                     *_advice(value, kind),
                     given=f"{value!r:.500} ({type(value).__name__})",
                     allowed=_allowed(kind),

@@ -169,10 +169,3 @@ def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
 
     assert child.run(code, tmp_path, *sorted(found - extra)) == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_of_the_package_is_found_when_it_is_asked_for() -> None:
-    for name in fwconvert.__all__:
-        assert getattr(fwconvert, name).__name__ == name
-    with pytest.raises(AttributeError, match="nonsense"):
-        fwconvert.nonsense  # noqa: B018

@@ -299,7 +299,10 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
         help="hash all output that is there, and make again what is damaged "
         "(default: hash what was written to since)",
     )  # fmt: skip
-    group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
+    group.add_argument(
+        "--no-disk-check", dest="check_disk", action="store_false",
+        help="start even if the disk seems too small",
+    )  # fmt: skip
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
         help="a process that has more is ended (default: its share of 80 %% of the machine's)",

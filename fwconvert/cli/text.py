@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from fwconvert import records
 from fwconvert.errors import message, printable
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.records import Part
 from fwconvert.store import layout
 
 if TYPE_CHECKING:
@@ -16,20 +15,9 @@ if TYPE_CHECKING:
     from fwconvert.inspection.status import Status
     from fwconvert.inspection.verify import Report
     from fwconvert.run.convert import Result
-    from fwconvert.run.estimate import Estimate
+    from fwconvert.run.estimate import Needs
+    from fwconvert.run.preflight import Estimate
     from fwconvert.store.run_manifest import Headline
-
-
-class PlanReport(Part, frozen=True):
-    """What `plan --json` prints."""
-
-    dataset: str
-    revision: str
-    out: str
-    plan: dict[str, object]
-    disk_needed: int
-    disk_used_already: int
-    disk_free: int
 
 
 def json_text(value: object) -> str:
@@ -160,8 +148,9 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def plan_text(shown: PlanReport, needed: "Estimate", recipe: Recipe) -> str:
+def plan_text(shown: "Estimate", recipe: Recipe) -> str:
     """Tell what a run would need."""
+    needed = shown.plan
     largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
     short = shown.disk_needed - shown.disk_used_already - shown.disk_free
     rows: dict[str, object] = {
@@ -183,12 +172,12 @@ def plan_text(shown: PlanReport, needed: "Estimate", recipe: Recipe) -> str:
     return message("this is what the run needs", *warnings, **rows)
 
 
-def _shards_text(needed: "Estimate", recipe: Recipe) -> str:
+def _shards_text(needed: "Needs", recipe: Recipe) -> str:
     size = recipe.rules.shard_tokens
     return f"about {needed.shards:,} of {size:,} tokens" if size else "one, and one for validation"
 
 
-def _to_fetch(needed: "Estimate") -> str:
+def _to_fetch(needed: "Needs") -> str:
     most = needed.fetched_bytes
     if most >= needed.source_bytes:
         return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"

@@ -4,6 +4,7 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -15,7 +16,7 @@ from fwconvert.shards.expected import Account, Expected
 from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
-from fwconvert.shards.stream import Document, StreamReader
+from fwconvert.shards.stream import DocumentSpan, StreamReader
 from fwconvert.store import layout, run_manifest
 from fwconvert.store.base import Store
 from fwconvert.store.folder import RunFolder
@@ -31,7 +32,7 @@ class Located:
     source: int
     # In the run, counted from 1; None if a source before it is not converted yet.
     number: int | None
-    document: Document
+    document: DocumentSpan
     reader: StreamReader
     # The token that was asked for, in the stream of the source.
     position: int
@@ -40,8 +41,8 @@ class Located:
 class RunReader:
     """The run in a folder."""
 
-    def __init__(self, out: Path) -> None:
-        self.store = self.folder = RunFolder(out)
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.store = self.folder = RunFolder(Path(out))
         self.manifest: RunManifest = read_manifest(self.store)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
@@ -71,7 +72,7 @@ class RunReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
         eot = vocabulary.find(rules.tokenizer).eot
-        return StreamReader(self.store.root, rules, self.streams[source], eot)
+        return StreamReader(self.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""
@@ -122,7 +123,7 @@ class RunReader:
         document = self._seen(source, reader, reader.document(number - 1 - ends[source] + counts[source]))
         return Located(source, number, document, reader, document.start)
 
-    def _seen(self, source: int, reader: StreamReader, document: Document) -> Document:
+    def _seen(self, source: int, reader: StreamReader, document: DocumentSpan) -> DocumentSpan:
         """Return a document as it is in its source too: not whole if the limit has cut it."""
         job = self.account.jobs.get(source)
         cut = job is not None and job.cut and document.end == reader.length
@@ -136,6 +137,11 @@ class RunReader:
         if any(index not in self.account.jobs for index in range(source)):
             return None
         return sum(self._documents(index) for index in range(source))
+
+
+def open_run(out: str | os.PathLike[str]) -> RunReader:
+    """Return what reads the run in the folder `out`, or raise UsageError if there is none."""
+    return RunReader(out)
 
 
 def read_manifest(store: Store) -> RunManifest:

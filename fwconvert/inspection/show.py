@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert.errors import ManifestError, ShardError, UsageError, message
+from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
 from fwconvert.store import layout, run_manifest
@@ -97,8 +97,9 @@ def _documents(
     bounds = np.union1d(near, [*borders, len(tokens)]).tolist()
     starts = index["start"][:most].tolist() or [0]
     known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
-    if not known or min(borders, default=1) != 0 or max(starts) >= max(len(tokens), 1):
-        raise ShardError(message("a document index does not fit its token shard", file=line.name))
+    if not known or min(borders, default=1) != 0 or not len(tokens):
+        raise shard.misfit(line.name)
+    shard.check_starts(near, 0, len(tokens), line.name)
     for number, start in enumerate(starts, 1):
         end = next(bound for bound in bounds if bound > start)
         source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])

@@ -1,5 +1,6 @@
 """How far a run is, told at once from its small records: no file is hashed, no text is read."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,9 +48,9 @@ class Status(Part, frozen=True):
     missing_shards: tuple[str, ...] = ()
 
 
-def status(out: Path) -> Status:
+def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    store = LocalStore(out)
+    store = LocalStore(Path(out))
     recipe = read_plan(store)
     given = [_receipt(store, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]

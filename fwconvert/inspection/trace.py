@@ -7,6 +7,7 @@ it may be anything, so it is read in a process that is ended if it takes too muc
 Where a token comes from: its document, the row of its source, and what that says of itself.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ class Trace(Part, frozen=True):
     missing: str
 
 
-def trace(out: Path, place: str, root: Path | None = None) -> Trace:
+def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] | None = None) -> Trace:
     """Return where the token at `place` (SHARD:OFFSET) of the run in `out` comes from.
 
     The row itself is read from the files below `root`, or from where the run's
@@ -185,7 +186,7 @@ def trace(out: Path, place: str, root: Path | None = None) -> Trace:
     run = RunReader(out)
     line, offset = _place(run, place)
     decoder = run.decoder()
-    rows = Rows(run, root)
+    rows = Rows(run, None if root is None else Path(root))
     located = run.find(line, offset)
     found = rows.find(located)
     reader, document, manifest = located.reader, located.document, run.manifest

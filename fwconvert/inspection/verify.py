@@ -7,6 +7,7 @@ the manifest (verify_manifest), each token shard with its document index
 shard to shard, in the order of their rows, until all of them are there.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ class Report:
         return not self.problems
 
 
-def verify(out: Path, threads: int = 0) -> Report:
+def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     """Read everything in the folder `out` and return what is wrong with it.
 
     Changes nothing. Takes as many threads as there are cores unless told.
@@ -60,7 +61,7 @@ def verify(out: Path, threads: int = 0) -> Report:
     version cannot read it; never for anything else in the folder.
     """
     started = time.monotonic()
-    store = LocalStore(out)
+    store = LocalStore(Path(out))
     account = Account(read_manifest(store))
     audits = _audits(store, account, threads or machine.cores())
     problems = [*manifest_problems(account)]

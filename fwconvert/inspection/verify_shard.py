@@ -194,7 +194,7 @@ class _Auditor:
                 # Hashed before it is mapped: a bad disk shows itself here.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.kind)
-                if (at := first_fall(entries["start"])) < 0:
+                if (at := shard.first_fall(entries["start"])) < 0:
                     return entries
                 self._tell(self.index_file, f"entry {at:,} does not start behind the entry before it")
         return None
@@ -255,7 +255,7 @@ class _Auditor:
 
     def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
         rows, some = inside["row"], len(inside) > 0
-        if (at := first_fall(rows)) >= 0:
+        if (at := shard.first_fall(rows)) >= 0:
             where = int(inside["start"][at])
             self._tell(
                 self.index_file, f"the document at token {where:,} is not of a later row than the last"
@@ -310,16 +310,6 @@ class _Auditor:
             self._tell(file, one_line(error))
         except OSError as error:
             self._tell(file, f"cannot be read ({error.strerror or error})")
-
-
-def first_fall(values: NDArray[Any]) -> int:
-    """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
-    for begin in range(0, len(values), STEP):
-        part = values[begin : begin + STEP + 1]
-        falls = np.flatnonzero(part[1:] <= part[:-1])
-        if len(falls):
-            return begin + int(falls[0]) + 1
-    return -1
 
 
 def _first_difference(path: Path, content: Iterator[bytes]) -> int:

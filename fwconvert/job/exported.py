@@ -15,7 +15,8 @@ from fwconvert.errors import ShardError, message
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
-from fwconvert.shards.stream import Documents, StreamReader
+from fwconvert.shards.stream import DocumentStarts, StreamReader
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts
 from fwconvert.tokens import vocabulary
 
@@ -34,7 +35,7 @@ class ExportedDocuments:
         self._reporter = reporter
         self._exported = exported
         self._reader = StreamReader(
-            exported.run,
+            LocalStore(exported.run),
             exported.rules,
             exported.passages,
             vocabulary.find(exported.rules.tokenizer).eot,
@@ -94,7 +95,7 @@ class ExportedDocuments:
         if (last == [reader.eot]) != (self._exported.rules.eot == "after"):
             raise self._misfit(f"a separator {self._exported.rules.eot} each document", f"{last} at the end")
 
-    def _check(self, begin: int, end: int, found: Documents) -> None:
+    def _check(self, begin: int, end: int, found: DocumentStarts) -> None:
         """Raise ShardError unless documents start where the separators say, in the order of their rows."""
         shift = 0 if self._exported.rules.eot == "before" else 1
         tokens = self._reader.tokens(begin, end)

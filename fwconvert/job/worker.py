@@ -90,7 +90,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
         folder.remove_tail(key)
         reporter.beat()
     with ShardWriter(
-        folder.temporary, order.key, context.rules, order.size, context.threads, reporter.check
+        folder.store, order.key, context.rules, order.size, context.threads, reporter.check
     ) as writer:
         for piece in joined_pieces(folder, order):
             writer.write(piece)
@@ -100,7 +100,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
         _refuse_other_count(order.name, writer.tokens, order.size)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
-        writer.publish(folder.shard(order.name), folder.shard_index(order.name))
+        writer.publish(layout.shard(order.name), layout.index(order.name))
     atomic.sync_folder(folder.index)
     atomic.sync_folder(folder.path)
     made = JoinReceipt(
@@ -168,10 +168,10 @@ class _Blocks:
     def publish(self, folder: RunFolder) -> None:
         """Give all files their final names, durably."""
         for writer, line in zip(self._full, self._lines(), strict=True):
-            writer.publish(folder.shard(line.name), folder.shard_index(line.name))
+            writer.publish(layout.shard(line.name), layout.index(line.name))
             self._reporter.beat()  # Not a place to stop: some files have their names, and no receipt.
         if self._current.tokens:
-            self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
+            self._current.publish(layout.tail(self._order.key), layout.tail_index(self._order.key))
         for changed in (folder.index, folder.path, folder.tails):
             atomic.sync_folder(changed)
 
@@ -180,7 +180,7 @@ class _Blocks:
         promised = 0 if size == cutting.UNBOUNDED else size
         context = self._order.context
         writer = ShardWriter(
-            self._folder.temporary,
+            self._folder.store,
             self._order.key,
             context.rules,
             promised,

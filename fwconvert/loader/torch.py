@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fwconvert.errors import UsageError, message
 from fwconvert.loader import Loader, inputs_and_targets
-from fwconvert.loader.windows import Tokens
+from fwconvert.shards.cutting import Tokens
 
 # More than any machine has cores for.
 _MOST_WORKERS = 4_096

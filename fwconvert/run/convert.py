@@ -354,7 +354,7 @@ class Conversion:
     def _trust(self, found: Found) -> None:
         """Make receipts as new as their files, whose hashes are right: so they are not hashed each time."""
         for receipt, newest in found.proven.items():
-            self.store.touch(receipt, newest)
+            self.store.set_changed_at(receipt, newest)
 
     def _stop_if_asked(self, _done: int, _all: int) -> None:
         if self.given.stop.asked:

@@ -25,7 +25,7 @@ _TEXT_BYTES_PER_DOCUMENT = 4750
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Needs:
     """What a run will need. Everything about tokens is an estimate."""
 
     files: int
@@ -60,13 +60,13 @@ def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> d
     return guesses | dict(seen)
 
 
-def make_estimate(
+def estimate_needs(
     recipe: Recipe,
     sizes: Mapping[str, Size],
     workers: int,
     fetched_files: int = 0,
     counted: Mapping[str, int] | None = None,
-) -> Estimate:
+) -> Needs:
     """Return what the recipe needs. `sizes` has the sources whose footers were read, by path.
 
     `fetched_files` is how many sources are on the disk at a time because we fetched them.
@@ -85,7 +85,7 @@ def make_estimate(
     shards = _shards(rules, total)
     output = _output_bytes(rules, total, shards, rows)
     most = min(total, max(tokens.values(), default=0))
-    return Estimate(
+    return Needs(
         files=len(files),
         source_bytes=sum(file.bytes for file in files),
         rows=rows,

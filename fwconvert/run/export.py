@@ -9,15 +9,15 @@ the bytes: an export is what a conversion of the same recipe gives.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, get_type_hints
 
 import msgspec
 
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.formats import Format
+from fwconvert.formats import Format, FormatName
 from fwconvert.hub.retry import Patience
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
@@ -27,7 +27,7 @@ from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_
 from fwconvert.run import request
 from fwconvert.run.convert import Conversion, Result, environment
 from fwconvert.run.engines import Engine
-from fwconvert.run.estimate import Estimate, make_estimate
+from fwconvert.run.estimate import Needs, estimate_needs
 from fwconvert.run.events import Observer, StopSwitch
 from fwconvert.run.inputs import Input, IsWanted, Ready, always
 from fwconvert.sources.catalog import Size
@@ -38,18 +38,17 @@ from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import vocabulary
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What is to be other than in the run that is exported. None: the same."""
+class Changes(TypedDict, total=False):
+    """What is to differ from the run that is exported. None: nothing."""
 
-    eot: EotSide | None = None
-    shard_tokens: int | None = None
-    val_tokens: int | None = None
-    layout: Layout | None = None
-    last: Last | None = None
-    compress: request.Compression | None = None
-    name: str | None = None
-    format: str | None = None
+    format: FormatName | None
+    eot: EotSide | None
+    shard_tokens: int | None
+    val_tokens: int | None
+    layout: Layout | None
+    last: Last | None
+    compress: request.Compression | None
+    name: str | None
 
 
 def export(
@@ -60,15 +59,15 @@ def export(
     engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
-    **changes: Any,
+    **changes: Unpack[Changes],
 ) -> Result:
     """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    `changes` are those of the class Changes.
-    Nothing is tokenised again. Returns and raises as `convert` does, and goes
-    on like it after a crash.
+    Changes are format, eot, shard_tokens, val_tokens, layout, last, compress and
+    name. Nothing is tokenised again. Returns and raises as `convert` does, and
+    goes on like it after a crash.
     """
-    return Export(Path(run), Changes(**changes)).carry_out(
+    return Export(Path(run), changes).carry_out(
         out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
@@ -100,13 +99,12 @@ class Export:
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
-    records.check(changes)
-    given = {one.name: getattr(changes, one.name) for one in fields(changes)}
-    given = {name: value for name, value in given.items() if value is not None}
+    records.check_values(changes, get_type_hints(Changes))
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
-    given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
+    given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
@@ -211,7 +209,7 @@ class FinishedRun(Input):
         """Return what was counted when the run was made."""
         return {path: Size(job.documents, job.text_bytes) for path, job in self._jobs.items()}
 
-    def estimate(self, recipe: Recipe, options: Options) -> Estimate:
+    def estimate(self, recipe: Recipe, options: Options) -> Needs:
         """Return what an export will need: exact, since the tokens were counted.
 
         The recipe is taken without its limit, and without the sources beyond it.
@@ -223,7 +221,7 @@ class FinishedRun(Input):
         )
         tokens = {path: job.tokens for path, job in self._jobs.items()}
         workers = max(1, min(options.worker_count, len(files)))
-        return make_estimate(unlimited, self.sizes(), workers, counted=tokens)
+        return estimate_needs(unlimited, self.sizes(), workers, counted=tokens)
 
     def open_footer(self, source: SourceShard, patience: Patience) -> None:  # noqa: ARG002
         """Ask for no column: all were there when the run was made."""

@@ -19,7 +19,7 @@ from fwconvert.hub.retry import Patience
 from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
-from fwconvert.run.estimate import Estimate, make_estimate
+from fwconvert.run.estimate import Needs, estimate_needs
 from fwconvert.run.events import Observer
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
@@ -79,9 +79,9 @@ class Input(Protocol):
     def sizes(self) -> Mapping[str, Size]:
         """Return how large sources are that can be looked at before they are read, by path."""
 
-    def estimate(self, recipe: Recipe, options: Options) -> Estimate:
+    def estimate(self, recipe: Recipe, options: Options) -> Needs:
         """Return what a run of the recipe will need."""
-        return make_estimate(recipe, self.sizes(), workers_at_once(recipe, options))
+        return estimate_needs(recipe, self.sizes(), workers_at_once(recipe, options))
 
     def open_footer(self, source: SourceShard, patience: Patience) -> Readable | None:  # noqa: ARG002
         """Return the file of a source, to read its footer; None if no column is needed from it."""

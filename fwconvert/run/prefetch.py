@@ -23,7 +23,7 @@ from fwconvert.hub.retry import Patience
 from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
-from fwconvert.run.estimate import Estimate, make_estimate
+from fwconvert.run.estimate import Needs, estimate_needs
 from fwconvert.run.inputs import (
     Input,
     IsWanted,
@@ -132,12 +132,12 @@ class Prefetch(Input):
             self._sizes = footer_sizes(self._files, self.location)
         return self._sizes
 
-    def estimate(self, recipe: Recipe, options: Options) -> Estimate:
+    def estimate(self, recipe: Recipe, options: Options) -> Needs:
         """Return what a run will need, as if all sources were FineWeb-Edu."""
         workers = workers_at_once(recipe, options)
         every = len(recipe.source.files) or recipe.source.totals.files
         fetched = every if self._keep is not None else workers + options.prefetch_count
-        return make_estimate(recipe, {}, workers, fetched)
+        return estimate_needs(recipe, {}, workers, fetched)
 
     def open_footer(self, source: SourceShard, patience: Patience) -> Readable:
         """Return the file if it is here, or a view of the remote one by ranges."""

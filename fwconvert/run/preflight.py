@@ -9,6 +9,7 @@
   can be looked at is the caller's mistake.
 """
 
+import os
 import shutil
 import threading
 from contextlib import suppress
@@ -20,12 +21,15 @@ from fwconvert.hub.retry import Patience
 from fwconvert.options import Options
 from fwconvert.processes import check_open_files
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.run.estimate import Estimate
+from fwconvert.records import Part
+from fwconvert.run.estimate import Needs
 from fwconvert.run.inputs import Input
+from fwconvert.run.prefetch import open_input
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import LOCAL
 from fwconvert.store import base, layout
 from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.run_manifest import most_shards
 
 # If the columns of the first do not fit, this many in all are looked at before the command is blamed.
@@ -33,6 +37,38 @@ _MOST_FOOTERS = 8
 # Without an answer, and for all footers together: the fetch itself retries longer, and reports the trouble.
 _RETRY_SECONDS = 3.0
 _MOST_SECONDS = 15.0
+
+
+class Estimate(Part, frozen=True):
+    """What a run would need in a folder: what `plan --json` prints."""
+
+    dataset: str
+    revision: str
+    out: str
+    plan: Needs
+    disk_needed: int
+    disk_used_already: int
+    disk_free: int
+
+
+def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = None) -> Estimate:
+    """Return what converting `recipe` into the folder `out` would need. Writes nothing.
+
+    Raises UsageError if the recipe names files on this machine and none of them is there.
+    """
+    store, options = LocalStore(Path(out).absolute()), options or Options()
+    inputs = open_input(recipe, options, store)
+    refuse_wrong_folder(store, recipe, inputs)
+    needed = inputs.estimate(recipe, options)
+    return Estimate(
+        dataset=recipe.source.dataset,
+        revision=recipe.source.revision,
+        out=os.fspath(out),
+        plan=needed,
+        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
+        disk_used_already=bytes_there(store),
+        disk_free=free_bytes(store.root),
+    )
 
 
 def check(store: Store, recipe: Recipe, options: Options, inputs: Input, stop: threading.Event) -> None:
@@ -73,7 +109,7 @@ def check_disk(store: Store, recipe: Recipe, options: Options, inputs: Input) ->
         )
 
 
-def refuse_small_disk(needed: Estimate, have: int, free: int, out: str) -> None:
+def refuse_small_disk(needed: Needs, have: int, free: int, out: str) -> None:
     """Raise UsageError, with the numbers, if the disk is too small.
 
     `have` is what exists already, of the output and of fetched sources.
@@ -97,7 +133,7 @@ def refuse_small_disk(needed: Estimate, have: int, free: int, out: str) -> None:
         )
 
 
-def _refuse_too_many_shards(needed: Estimate, rules: Rules) -> None:
+def _refuse_too_many_shards(needed: Needs, rules: Rules) -> None:
     if needed.shards > most_shards(rules):
         raise UsageError(
             message(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
-from fwconvert.store.atomic import Output
 
 STEP = 4 * 2**20
 # So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.
@@ -54,17 +53,19 @@ def _decompressor(window: int) -> Any:
     return _zstandard().ZstdDecompressor(max_window_size=window)
 
 
-def zip_file(path: Path, output: Output, threads: int, tick: Callable[[], None] = _nothing) -> None:
-    """Write the content of a file into `output` as one frame. `tick` is called often, and may raise."""
+def zip_file(
+    path: Path, write: Callable[[bytes], None], threads: int, tick: Callable[[], None] = _nothing
+) -> None:
+    """Hand the content of a file, as one frame, to `write`. `tick` is called often, and may raise."""
     size = files.state_of(path).st_size
     # No threads at all would give other bytes than one or more.
     compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
     frame = compressor.compressobj(size=size)
     with files.open_to_read(path) as file:
         while part := file.read(STEP):
-            output.write(frame.compress(part))
+            write(frame.compress(part))
             tick()
-    output.write(frame.flush())
+    write(frame.flush())
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def test_a_daemon_may_call_the_library(sources: Path, golden: dict[str, str], tm
 import sys, fwconvert
 from pathlib import Path
 source, out = sys.argv[1:]
-recipe = fwconvert.make_recipe(source=source, tokenizer="gpt2", shard_tokens=500)
+recipe = fwconvert.recipe(source=source, tokenizer="gpt2", shard_tokens=500)
 assert fwconvert.convert(recipe, Path(out), fwconvert.Options(workers=2)).complete
 """
     words = [sys.executable, "-c", code, str(sources), str(tmp_path / "out")]

@@ -312,7 +312,7 @@ class StopAtTheJoin(Notices):
 
 
 def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(golden: Finished, tmp_path: Path) -> None:
-    recipe = fwconvert.make_recipe(source=str(golden.sources), **RECIPE)
+    recipe = fwconvert.recipe(source=str(golden.sources), **RECIPE)
     observer = StopAtTheJoin()
 
     result = fwconvert.convert(

@@ -21,6 +21,7 @@ from fwconvert.job.reporter import NoReporter
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.shards.passages import passages
 from fwconvert.shards.stream import StreamReader
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, ShardLine
 
 EOT = 256
@@ -192,7 +193,7 @@ def test_every_token_knows_its_document(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], side: EotSide, size: int
 ) -> None:
     order = written(tmp_path_factory.mktemp("run"), stream_of(lengths, side), side, size, rows=100)
-    reader = StreamReader(order.run, order.rules, order.passages, 256)
+    reader = StreamReader(LocalStore(order.run), order.rules, order.passages, 256)
     position = 0
     for number, length in enumerate(lengths):
         end = position + length + 1

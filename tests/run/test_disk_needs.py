@@ -11,7 +11,7 @@ from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run import preflight
 from fwconvert.run.convert import convert
-from fwconvert.run.estimate import Estimate
+from fwconvert.run.estimate import Needs
 from fwconvert.run.prefetch import open_input
 from fwconvert.store.folder import RunFolder
 
@@ -24,7 +24,7 @@ def options(**changes: Any) -> Options:
     return Options(workers=1, **changes)
 
 
-def estimate_of(recipe: Recipe, chosen: Options) -> Estimate:
+def estimate_of(recipe: Recipe, chosen: Options) -> Needs:
     return open_input(recipe, chosen, RunFolder(Path("out"))).estimate(recipe, chosen)
 
 

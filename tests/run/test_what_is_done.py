@@ -16,7 +16,7 @@ from fwconvert.errors import Stopped
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
-from fwconvert.run.request import make_recipe
+from fwconvert.run.request import recipe as make_recipe
 from fwconvert.run.resume import Found, find_done
 from fwconvert.store import layout, sessions
 from fwconvert.store.folder import RunFolder

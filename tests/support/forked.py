@@ -24,6 +24,7 @@ import io
 import itertools
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import signal
@@ -39,28 +40,16 @@ from typing import Any, NoReturn
 
 _REPOSITORY = str(Path(__file__).parent.parent.parent)
 
-# What takes long to import. Not huggingface_hub: it reads its settings from the environment on its import.
-_PRELOADED = (
+# What the package imports when it needs it, and what huggingface_hub imports. Not that itself: it reads its
+# settings from the environment when it is imported.
+_LIBRARIES = (
     "awkward",
     "concurrent.futures.process",
-    "fwconvert.cli.commands",
-    "fwconvert.cli.progress",
-    "fwconvert.hub.download",
-    "fwconvert.inspection.trace",
-    "fwconvert.inspection.verify",
-    "fwconvert.job.worker",
-    "fwconvert.loader",
-    "fwconvert.run.convert",
-    "fwconvert.run.export",
-    "fwconvert.sources.demo",
-    "fwconvert.sources.pin",
-    "fwconvert.tokens.gigatoken",
     "filelock",
     "gigatoken",
     "httpx2",
     "multiprocessing.resource_tracker",
     "multiprocessing.spawn",
-    "numpy",
     "pyarrow.compute",
     "pyarrow.parquet",
     "rich.console",
@@ -69,6 +58,8 @@ _PRELOADED = (
     "tqdm.auto",
     "yaml",
 )
+# Modules of the package that import what is large, and what few programs use.
+_RARE = ("torch", "ray")
 # Variables that are read when Python or a library starts: the nursery has long started.
 _READ_AT_THE_START = (
     "ARROW_",
@@ -256,7 +247,9 @@ def _prctl(option: int, value: int) -> None:
 
 def be_a_nursery(number: int) -> None:
     """Import everything, then fork a process for each request; end with the one who asks."""
-    for name in _PRELOADED:
+    modules = pkgutil.walk_packages([f"{_REPOSITORY}/fwconvert"], "fwconvert.")
+    package = [module.name for module in modules if not module.name.endswith(("__main__", *_RARE))]
+    for name in (*_LIBRARIES, *package):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:  # gigatoken is not everywhere.
             importlib.import_module(name)
     assert "huggingface_hub.constants" not in sys.modules

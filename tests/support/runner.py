@@ -58,7 +58,7 @@ def convert(
     **choices: Any,
 ) -> fwconvert.Result:
     """Convert by the Python API."""
-    recipe = fwconvert.make_recipe(source=str(source), **choices)
+    recipe = fwconvert.recipe(source=str(source), **choices)
     options = fwconvert.Options(workers=workers)
     with forked.workers():
         return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)

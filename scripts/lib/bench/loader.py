@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fwconvert.loader import Loader
 from fwconvert.loader.permutation import Permutation
-from fwconvert.loader.state import Order
+from fwconvert.loader.state import ReadingOrder
 
 SEQ_LEN = 1024
 BATCH = 32
@@ -56,7 +56,7 @@ def _measured(way: Callable[[], Batches]) -> dict[str, float]:
     }
 
 
-def _loader(out: str, order: Order) -> Batches:
+def _loader(out: str, order: ReadingOrder) -> Batches:
     return Loader(out, seq_len=SEQ_LEN, batch=BATCH, order=order)
 
 

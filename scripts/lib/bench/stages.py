@@ -98,7 +98,7 @@ class _Digest:
 def stages(folder: str, out: str, vocabulary: str, encoder: EncoderChoice) -> dict[str, Any]:
     """Convert `folder` with one worker and one thread; return the seconds of each stage."""
     clock = Clock()
-    recipe = fwconvert.make_recipe(source=folder, tokenizer=vocabulary)
+    recipe = fwconvert.recipe(source=folder, tokenizer=vocabulary)
     options = fwconvert.Options(workers=1, threads=1, encoder=encoder)
     with _instrumented(clock), ThreadPoolExecutor(1) as thread:
         cpu, passed = time.process_time(), time.perf_counter()

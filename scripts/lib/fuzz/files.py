@@ -10,7 +10,7 @@ import pyarrow as pa
 from fwconvert import formats, where
 from fwconvert.errors import FwconvertError
 from fwconvert.loader import files as loader_files
-from fwconvert.loader.files import Expected
+from fwconvert.loader.files import Claims
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
 from fwconvert.run import preflight
@@ -104,7 +104,7 @@ def _shard(scratch: Path, data: bytes, ending: str) -> object:
         path = scratch / name
         path.write_bytes(data)
         looks: list[Callable[[], object]] = [
-            lambda path=path, raw=raw: loader_files.look(path, Expected(raw=raw)).read()  # type: ignore[misc]
+            lambda path=path, raw=raw: loader_files.look(path, Claims(raw=raw)).read()  # type: ignore[misc]
             for raw in (None, *_TYPES)
         ]
         for kind in (formats.find("llmc"), formats.find("npy"), formats.find("raw")):

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_the_runs_have_the_borders_that_are_hard(run: Run) -> None:
 
 @pytest.mark.parametrize("layout", ["independent", "contiguous"])
 @pytest.mark.parametrize("eot", ["before", "after"])
-def test_shards_shorter_than_most_documents_are_proven(layout: str, eot: str, tmp_path: Path) -> None:
+def test_shards_shorter_than_most_documents_are_proven(layout: Any, eot: Any, tmp_path: Path) -> None:
     dice = random.Random(7)
     sources = {f"{number:02d}": of(*dice.choices(range(2, 20), k=dice.randrange(8))) for number in range(9)}
     write_sources(tmp_path / "sources", sources)

@@ -160,9 +160,9 @@ def test_two_files_that_changed_their_names_are_told(before: Path) -> None:
 @pytest.mark.parametrize("step", [1, 2, 3, 100])
 def test_a_fall_is_seen_within_a_step_and_between_two(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_shard, "STEP", step)
-    assert verify_shard.first_fall(np.arange(7)) == -1
+    assert shard.first_fall(np.arange(7)) == -1
     for at in range(1, 7):
-        assert verify_shard.first_fall(np.arange(7) - (np.arange(7) >= at)) == at
+        assert shard.first_fall(np.arange(7) - (np.arange(7) >= at)) == at
 
 
 # --- EOT after each document
