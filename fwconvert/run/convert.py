@@ -17,7 +17,7 @@ from fwconvert import machine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Patience, patiently
-from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
+from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext, SourceFile
 from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits
 from fwconvert.recipes import Recipe, check_rules
@@ -238,7 +238,7 @@ class Conversion:
         """Do all jobs, then the join; return how the session ended."""
         state, recipe = tracker.state, self.recipe
         context = RunContext(
-            out=self.store.local(""),
+            run=self.store.uri,
             recipe_id=recipe.recipe_id,
             rules=recipe.rules,
             session=session.id,
@@ -271,7 +271,7 @@ class Conversion:
     def _convert_orders(self, state: RunState, context: RunContext) -> Ready:
         """Yield an order for each job that is not done, when its source is there and the limit allows it."""
         orders = [
-            ConvertOrder(context, source, index, self.inputs.location(source))
+            ConvertOrder(context, source, index, SourceFile(str(self.inputs.location(source))))
             for index, source in state.unconverted
         ]
         if not self.recipe.rules.is_limited:

@@ -248,7 +248,7 @@ class FinishedRun(Input):
             job = self._jobs.get(order.source.path)
             if job is not None:
                 exported = Exported(
-                    run=self._run.store.local(""),
+                    run=self._run.store.uri,
                     rules=self._run.manifest.rules,
                     passages=self._run.streams[order.source_index],
                     bytes=job.bytes,

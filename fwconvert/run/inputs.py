@@ -156,9 +156,10 @@ class LocalFiles(Input):
 
         for order in orders:
             try:
-                with reading(order.file):
-                    files.state_of(order.file)
-                    if not os.access(order.file, os.R_OK):
+                path = order.file.local
+                with reading(path):
+                    files.state_of(path)
+                    if not os.access(path, os.R_OK):
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             except SourceError as error:
                 yield Unfetched(order, Failure("unfetched", str(error)))

@@ -20,7 +20,7 @@ from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Fetching
 from fwconvert.hub.ranged import RangedFile
 from fwconvert.hub.retry import Patience
-from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, SourceFile, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
 from fwconvert.run.estimate import Needs, estimate_needs
@@ -231,12 +231,13 @@ class Prefetch(Input):
         needed = set()
         for order in orders:
             part = download.part_name(order.source, self._remote.revision)
-            needed |= {order.file.name, part}
+            place = order.file.local
+            needed |= {place.name, part}
             # An earlier version of fwconvert gave a fetched file the name of its content.
             left = (self._private / part).with_suffix(catalog.PARQUET)
-            if left.is_file() and not order.file.exists():
-                with atomic.writing(order.file):
-                    left.replace(order.file)
+            if left.is_file() and not place.exists():
+                with atomic.writing(place):
+                    left.replace(place)
         for entry in self._private.iterdir():
             if entry.name not in needed:
                 atomic.remove(entry)
@@ -245,14 +246,14 @@ class Prefetch(Input):
         """Fetch one file after another, in a thread, while there is room."""
         while (order := self._next(fetching.stop)) is not None:
             item: ConvertOrder | Unfetched | BaseException
-            source, place = order.source, order.file
+            source, place = order.source, order.file.local
             try:
                 bare = self._bare.get(source.path)
                 if bare is not None and not place.exists() and fetching.is_right(source, bare):
                     place = bare
                 else:
                     fetching.fetch(source, place, self._parts)
-                item = replace(order, file=place, proven=source.sha256 is not None)
+                item = replace(order, file=SourceFile(str(place), proven=source.sha256 is not None))
             except SourceError as error:
                 item = Unfetched(order, Failure("unfetched", str(error)))
             except BaseException as error:  # noqa: BLE001  # raised again where the orders are taken

@@ -1,7 +1,8 @@
-"""Play worlds, one after the other or some at a time, and tell which of them went wrong.
+"""Play worlds, one after the other or several in parallel, and print those that went wrong.
 
-A world is all that follows from a seed: sources, a recipe, and what happens to a run (tests/worlds). Each is
-played against the real program in processes of its own, and checked by an oracle that shares no code with it.
+A world follows from a seed: sources, a recipe, and what happens to a run
+(tests/worlds). Each is played against the real program in processes of its own,
+and checked by an oracle that shares no code with it.
 """
 
 import argparse
@@ -16,20 +17,20 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "tests/support")]
 
-from worlds import play, world  # noqa: E402  # they are where the line above says
+from worlds import play, world  # noqa: E402  # found by the line above
 from worlds.play import Played  # noqa: E402
 
 
 def main() -> int:
-    """Do what the arguments say; return the exit code."""
-    args = _arguments()
+    """Play the worlds that the arguments select; return the exit code."""
+    args = _parse_arguments()
     if args.keep is not None:
         args.keep.mkdir(parents=True, exist_ok=True)
     first = secrets.randbelow(10**9) if args.seed is None else args.seed
     if args.minutes is None:
         return _one(first, args)
     print(f"worlds from seed {first} on, {args.jobs} at a time, for {args.minutes:g} minutes", flush=True)
-    begun = time.monotonic()
+    started = time.monotonic()
     worlds = commands = disturbances = 0
     wrong = []
     for played in _played(first, args):
@@ -39,13 +40,13 @@ def main() -> int:
         if played.wrong:
             wrong.append(played.seed)
             print(f"{world.make(played.seed, args.without)}\n  WRONG: {played.wrong}\n", flush=True)
-    minutes = (time.monotonic() - begun) / 60
+    minutes = (time.monotonic() - started) / 60
     print(f"{worlds:,} worlds, {commands:,} commands, {disturbances:,} disturbances in {minutes:.1f} minutes")
     print(f"wrong: {' '.join(map(str, sorted(wrong))) or 'none'}")
     return 1 if wrong else 0
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,8 +57,8 @@ def _arguments() -> argparse.Namespace:
         type=int,
         help="the first world; alone: this one, with everything that happened",
     )
-    add("--minutes", metavar="N", type=float, help="play worlds from the first seed on for so long")
-    add("--jobs", metavar="N", type=int, default=2, help="worlds at a time (default: 2)")
+    add("--minutes", metavar="N", type=float, help="play worlds from the first seed on for this long")
+    add("--jobs", metavar="N", type=int, default=2, help="worlds in parallel (default: 2)")
     add("--keep", metavar="DIR", type=Path, help="keep the folders of worlds that go wrong here")
     add("--without", metavar="WORDS", type=lambda text: frozenset(text.split(",")), default=frozenset(),
         help="leave these kinds of steps out: interrupt,damage,broken,replaced,…,export")  # fmt: skip
@@ -74,7 +75,7 @@ def _one(seed: int, args: argparse.Namespace) -> int:
 
 
 def _played(first: int, args: argparse.Namespace) -> Iterator[Played]:
-    """Yield what came of worlds, until the time is over."""
+    """Yield the outcome of each world, until the time is up."""
     deadline = time.monotonic() + 60 * args.minutes
     seeds = count(first)
     with ProcessPoolExecutor(args.jobs) as pool:

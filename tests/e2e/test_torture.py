@@ -35,7 +35,7 @@ CONTROLS = ["control: no fsync, power cut on ext4", "control: no fsync, power cu
 def table() -> dict[str, list[str]]:
     """Return the cells of each row: checks, faults, failed, seconds."""
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "torture", "--quick", "--most", "2", "--lanes", "1"],
+        [sys.executable, "-P", "-m", "torture", "--quick", "--most", "2", "--jobs", "1"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts/lib")},
         capture_output=True,
         text=True,

@@ -72,8 +72,8 @@ def hungry(scratch):
     return lambda data: b"x" * (targets.MOST_BYTES + 50_000_000)
 for make in (broken, hungry):
     target = targets.Target("x", "x", make, lambda data, dice: data)
-    played = targets.Player(target, None).play(b"")
-    print(played.ended, played.site)
+    outcome = targets.Runner(target, None).run(b"")
+    print(outcome.status, outcome.site)
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True

@@ -14,7 +14,16 @@ import pytest
 from examples import RECIPE, RULES
 
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
-from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
+from fwconvert.job.orders import (
+    ConvertOrder,
+    Failure,
+    JoinOrder,
+    Order,
+    Outcome,
+    RunContext,
+    SourceFile,
+    Unfetched,
+)
 from fwconvert.recipes import SourceShard
 from fwconvert.run import scheduler
 from fwconvert.run.engines import Progress
@@ -23,7 +32,7 @@ from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
 
-CONTEXT = RunContext(Path("out"), "id", RULES, "session")
+CONTEXT = RunContext("out", "id", RULES, "session")
 
 
 def order_of(name: str) -> JoinOrder:
@@ -575,8 +584,10 @@ def local_engine(tmp_path: Path) -> Iterator[LocalEngine]:
 def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     tmp_path: Path, local_engine: LocalEngine, witness: Witness
 ) -> None:
-    context = RunContext(tmp_path / "out", RECIPE.recipe_id, RULES, "session")
-    order = ConvertOrder(context, SourceShard("x.parquet", 1), 0, tmp_path / "missing.parquet")
+    context = RunContext(str(tmp_path / "out"), RECIPE.recipe_id, RULES, "session")
+    order = ConvertOrder(
+        context, SourceShard("x.parquet", 1), 0, SourceFile(str(tmp_path / "missing.parquet"))
+    )
     drive([order], local_engine, witness)
     (slot,) = local_engine._slots
     assert slot.process is not None
@@ -618,7 +629,7 @@ def test_a_failed_order_is_tried_again_while_nothing_else_is_ready(witness: Witn
 
 
 def test_an_order_without_its_source_is_given_up_and_the_others_go_on(witness: Witness) -> None:
-    source = ConvertOrder(CONTEXT, SourceShard("gone.parquet", 1), 0, Path("gone.parquet"))
+    source = ConvertOrder(CONTEXT, SourceShard("gone.parquet", 1), 0, SourceFile("gone.parquet"))
     gone = Unfetched(source, Failure("unfetched", "404"))
 
     with ThreadEngine(2) as engine:

@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fwconvert.job.orders import RunContext
-from fwconvert.recipes import Rules
 from fwconvert.run.engines import Progress
 from fwconvert.run.events import Snapshot
 
-RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
-CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")
 LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 
 

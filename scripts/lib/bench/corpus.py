@@ -1,10 +1,11 @@
-"""Made-up text for the benchmark: long-tailed, the same on every machine, quick to make.
+"""Synthetic text for the benchmark: long-tailed, the same on every machine, fast to generate.
 
 A word's frequency falls with its rank as in English (half of all words are
 among the first hundred, one in two hundred is beyond the first million) and
-there is no last word, so an encoder that remembers words never has them all.
-The first words are those of GPT-2's vocabulary, in its order; later ones are
-put together from its syllables, a rank being a number written in them.
+there is no last word, so an encoder that caches words never has them all; the
+demo corpus, with its fixed vocabulary, would flatter it. The first words are
+those of GPT-2's vocabulary, in its order; later ones are composed of its
+syllables, which are the digits of the rank.
 
 Only random integers and arithmetic that IEEE 754 rounds exactly are used.
 """
@@ -39,15 +40,25 @@ _SEPARATORS = (
     " 1998 ", "'s ", "\u2019s ", " \u2013 ", "? ", "-", "-", ' "', '" ', "/", "  ", " A ", " The ",
 )  # fmt: skip
 _SEPARATOR_BYTES = 8
-# A word with what stands before it takes so many machine words: numpy copies those sooner than bytes.
+# A word and the separator before it, in machine words: numpy copies those faster than bytes.
 _ROW_WORDS = (_SEPARATOR_BYTES + _DIGITS * _DIGIT_BYTES) // 8
-# GPT-2's vocabulary begins with the pieces of words.
+# Other short entries of GPT-2's vocabulary are parts of words.
 _SHORT = frozenset(b"a an as at be by do he if in is it my no of on or so to up us we".split())
+
+_SCHEMA = pa.schema(
+    dict.fromkeys(("text", "id", "dump", "url", "file_path", "language"), pa.string())
+    | {"language_score": pa.float64(), "token_count": pa.int64()}
+    | {"score": pa.float64(), "int_score": pa.int64()}
+)
+_CONSTANT: dict[str, Any] = {
+    "dump": "made-up", "file_path": "made-up/0.warc.gz", "language": "en", "language_score": 0.9,
+    "token_count": 0, "score": 3.0, "int_score": 3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Letters:
-    """What text is made of; each row is padded with zeros."""
+    """The building blocks of text; each row is padded with zeros."""
 
     words: NDArray[np.uint64]
     syllables: NDArray[np.uint8]
@@ -55,7 +66,7 @@ class Letters:
 
 
 def generate(folder: str, text_bytes: int, files: int, processes: int) -> None:
-    """Write parquet files that hold at least so much text, about the same in each."""
+    """Write parquet files with at least this much text in all, evenly distributed."""
     Path(folder).mkdir(parents=True)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         paths = [Path(folder) / f"{number:03}_00000.parquet" for number in range(files)]
@@ -63,7 +74,7 @@ def generate(folder: str, text_bytes: int, files: int, processes: int) -> None:
 
 
 def write_file(path: Path, seed: int, text_bytes: int) -> None:
-    """Write one file of at least so much text in FineWeb's layout."""
+    """Write one file with at least this much text in FineWeb-Edu's schema."""
     random = np.random.Generator(np.random.PCG64(seed))
     with _Writer(path) as writer:
         while (missing := text_bytes - writer.text_bytes) > 0:
@@ -71,7 +82,7 @@ def write_file(path: Path, seed: int, text_bytes: int) -> None:
 
 
 def documents(random: np.random.Generator, count: int) -> pa.Array:
-    """Return so many texts, the lengths of which spread as on the web."""
+    """Return this many texts, with lengths distributed as on the web."""
     words = (40 + 950 * (1 / np.sqrt(_uniform(random, count)) - 1)).astype(np.int64)
     padded = _words(random, int(words.sum())).view(np.uint8).reshape(-1)
     kept = padded != 0
@@ -82,9 +93,9 @@ def documents(random: np.random.Generator, count: int) -> pa.Array:
 
 
 def cut(sources: list[str], folder: str, files: int, rows: int) -> None:
-    """Write the first texts of `sources` as so many files of so many rows each.
+    """Write the first texts of `sources` as `files` files of `rows` rows each.
 
-    Should the texts not suffice, they are begun again.
+    If there are too few texts, they are repeated.
     """
     Path(folder).mkdir(parents=True)
     texts = _in_runs(_endless(sources), rows)
@@ -94,13 +105,10 @@ def cut(sources: list[str], folder: str, files: int, rows: int) -> None:
 
 
 class _Writer:
-    """A parquet file in FineWeb-Edu's layout."""
+    """A parquet file in FineWeb-Edu's schema."""
 
     def __init__(self, path: Path) -> None:
-        strings = ("text", "id", "dump", "url", "file_path", "language")
-        types = dict.fromkeys(strings, pa.string()) | {"language_score": pa.float64()}
-        types |= {"token_count": pa.int64(), "score": pa.float64(), "int_score": pa.int64()}
-        self._file = pq.ParquetWriter(path, pa.schema(types), compression="snappy")
+        self._file = pq.ParquetWriter(path, _SCHEMA, compression="snappy")
         self._rows = self.text_bytes = 0
 
     def __enter__(self) -> Self:
@@ -113,26 +121,20 @@ class _Writer:
         rows = range(self._rows, self._rows + len(texts))
         self._rows += len(texts)
         self.text_bytes += parquet.TextBatch(texts, np.empty(0, np.int64), 0, 0, 0).text_bytes
-        columns: list[Any] = [texts, [f"<urn:uuid:{row:032x}>" for row in rows], ["made-up"] * len(rows)]
-        columns += [[f"https://made.example/{row}.html" for row in rows], ["made-up/0.warc.gz"] * len(rows)]
-        columns += [
-            ["en"] * len(rows),
-            [0.9] * len(rows),
-            [0] * len(rows),
-            [3.0] * len(rows),
-            [3] * len(rows),
-        ]
-        table = pa.table(dict(zip(self._file.schema.names, columns, strict=True)), self._file.schema)
-        self._file.write_table(table, row_group_size=ROW_GROUP)
+        columns = {name: [value] * len(rows) for name, value in _CONSTANT.items()}
+        columns["text"] = texts
+        columns["id"] = [f"<urn:uuid:{row:032x}>" for row in rows]
+        columns["url"] = [f"https://made.example/{row}.html" for row in rows]
+        self._file.write_table(pa.table(columns, _SCHEMA), row_group_size=ROW_GROUP)
 
 
 def _uniform(random: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Return numbers above 0, up to 1."""
+    """Return random numbers above 0, up to 1."""
     return 1 - random.random(count)
 
 
 def _words(random: np.random.Generator, count: int) -> NDArray[np.uint64]:
-    """Return so many words, each with what stands before it, padded with zeros."""
+    """Return this many words, each after its separator, padded with zeros."""
     letters = _letters()
     chance = np.maximum(_uniform(random, count), _RAREST)
     ranks = (_BEND * (1 / (chance * chance) - 1)).astype(np.int64)
@@ -145,7 +147,7 @@ def _words(random: np.random.Generator, count: int) -> NDArray[np.uint64]:
 
 
 def _spelt(ranks: NDArray[np.int64], syllables: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return ranks as numbers whose digits are syllables: each has its own, and there is no last one."""
+    """Return a distinct word for each rank: the rank written with syllables as digits."""
     digits = ranks[:, None] // _BASE ** np.arange(_DIGITS) % _BASE
     spelt: NDArray[np.uint8] = syllables[digits]
     spelt[digits == 0] = 0  # The digit zero is silent.
@@ -186,7 +188,7 @@ def _endless(sources: list[str]) -> Iterator[pa.Array]:
 
 
 def _in_runs(texts: Iterator[pa.Array], rows: int) -> Iterator[pa.Array]:
-    """Yield the texts in arrays of exactly so many."""
+    """Yield the texts in arrays of exactly `rows`."""
     parts = [next(texts)]
     while True:
         missing = rows - sum(len(part) for part in parts)

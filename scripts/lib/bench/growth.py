@@ -1,9 +1,9 @@
-"""How time and memory grow with the input, and with the number of sources; one worker, one thread.
+"""How time and memory scale with the text, and with the number of sources; one worker, one thread.
 
-What is fitted is how time grows beyond the first of a series, which pays for
-what is paid once: processes start, the encoder is loaded, and meets most words
-for the first time, at which it is slow. All small sources have the same
-documents. An exponent of 1 is proportional; of 0, flat.
+The fit is of what a run takes beyond the first of its series, which pays the
+fixed costs: processes start, the encoder is loaded, and meets most words for
+the first time, which is slow. All small sources have the same documents. An
+exponent of 1 is proportional; of 0, flat.
 """
 
 import math
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import Measure, link, tell
+from bench.measure import Measure, link, log
 from bench.rows import Setup, convert, cut
 
-# So many times as much as the first, beyond it.
+# Added to the first conversion, in multiples of it.
 MULTIPLES = (1, 2, 4, 8)
 # Enough that ten sources take longer than the start-up varies.
 _SMALL_TEXT = 2_000_000
-# A short conversion is repeated for so long in each round: its start varies more than it takes.
+# A short conversion is repeated for this long in each round: its start-up varies more than it takes.
 _LEAST_SECONDS = 5.0
-# Beyond this, more text tells nothing new about growth.
+# More text would show nothing new about growth.
 _MOST_TEXT = 4_000_000_000
 
 
@@ -35,14 +35,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Growth:
-    """A series beyond its first conversion, which shows what is paid once."""
+    """A series beyond its first conversion, which shows the fixed costs."""
 
     title: str
     points: tuple[Point, ...]
     first: Point
 
     def exponents(self) -> dict[str, float | None]:
-        """Return the powers of the size that time, CPU time and memory grow with."""
+        """Return the exponents with which time, CPU time and memory grow with the size."""
         runs = [point.best for point in self.points]
         return {
             "time": self._fit([run.seconds - self.first.best.seconds for run in runs]),
@@ -51,7 +51,7 @@ class Growth:
         }
 
     def _fit(self, values: list[float]) -> float | None:
-        """Return the exponent; None if the first drowns the rest, as on too little text."""
+        """Return the exponent; None if the fixed costs hide the rest, as with too little text."""
         return exponent([point.size for point in self.points], values) if min(values) > 0 else None
 
 
@@ -87,7 +87,7 @@ def _largest_text(setup: Setup) -> int:
 
 
 def _rows(setup: Setup, text_bytes: int) -> int:
-    """Return how many documents have about so much text."""
+    """Return how many documents have about this much text."""
     return max(1, int(setup.of_all["documents"]) * text_bytes // int(setup.of_all["text_bytes"]))
 
 
@@ -100,9 +100,9 @@ def _measure(
         for key, folder in folders.items():
             spent = 0.0
             while spent < _LEAST_SECONDS:
-                said, took = convert(setup, folder, *setup.options(1))
-                text[key] = said["text_bytes"]
+                counts, took = convert(setup, folder, *setup.options(1))
+                text[key] = counts["text_bytes"]
                 best[key] = min(best.get(key, took), took, key=lambda one: one.seconds)
                 spent += took.seconds
-            tell(f"  round {number + 1}: {best[key].seconds:7.2f} s at best  growth, {key}")
+            log(f"  round {number + 1}: {best[key].seconds:7.2f} s at best  growth, {key}")
     return best, text

@@ -1,8 +1,8 @@
-"""How fast the loader serves tokens that are in the page cache, beside plain numpy doing the least it could.
+"""How fast the loader serves tokens from the page cache, compared with the least that plain numpy can do.
 
 Every round opens the shards anew, so that all ways pay for the first touch of
-each page, as training does. The round with the least CPU time counts, which
-nobody else's work disturbs. Only llm.c's shards of two bytes a token are read so.
+each page, as training does. The round with the least CPU time counts: other
+load hardly disturbs it. Only for llm.c shards with two bytes per token.
 """
 
 import time

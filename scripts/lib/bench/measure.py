@@ -2,8 +2,8 @@
 
 Every row of the benchmark is a process of its own, so that all of them pay for
 their start-up, and none inherits a warm cache from the one before. This module
-and those that drive it import nothing heavy: the kernel counts the memory of
-the process that starts another as the other's.
+and those that drive it import nothing heavy: the kernel counts the peak memory
+of a parent, until the exec, as its child's.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What finds this package, in a process of its own too.
+# For PYTHONPATH: where a child process finds this package.
 _LIB = Path(__file__).resolve().parent.parent
 
 
@@ -27,23 +27,23 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Measure:
-    """What a run took. `peak_bytes` is of the largest of its processes."""
+    """What a run took. `peak_bytes` is that of its largest process."""
 
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-    # What the program says of its own work: tokens, documents, text_bytes.
-    said: dict[str, Any] = field(default_factory=dict)
+    # What the program reports of its own work: tokens, documents, text_bytes.
+    reported: dict[str, Any] = field(default_factory=dict)
 
 
-def run(command: Sequence[str], where: Path) -> Measure:
-    """Run a command to its end in the folder `where`; raise BenchError with what it said if it fails."""
-    found_here = {**os.environ, "PYTHONPATH": str(_LIB)}
-    os.sync()  # What an earlier run left to write is not this one's.
+def run(command: Sequence[str], cwd: Path) -> Measure:
+    """Run a command in the folder `cwd` to its end; raise BenchError with its output if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(_LIB)}
+    os.sync()  # What an earlier run left to be written must not slow this one.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         started = time.perf_counter()
         process = subprocess.Popen(
-            command, cwd=where, env=found_here, stdout=out, stderr=errors, stdin=subprocess.DEVNULL
+            command, cwd=cwd, env=environment, stdout=out, stderr=errors, stdin=subprocess.DEVNULL
         )
         try:
             _, status, usage = os.wait4(process.pid, 0)
@@ -54,14 +54,14 @@ def run(command: Sequence[str], where: Path) -> Measure:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise BenchError(f"{' '.join(command)[:300]}\nexit code {process.returncode}\n{_text(errors)}")
-        said = _text(out).strip().splitlines()
+        lines = _text(out).strip().splitlines()
     unit = 1 if sys.platform == "darwin" else 1024
     cpu = usage.ru_utime + usage.ru_stime
-    return Measure(seconds, cpu, usage.ru_maxrss * unit, _json(said[-1]) if said else {})
+    return Measure(seconds, cpu, usage.ru_maxrss * unit, _json(lines[-1]) if lines else {})
 
 
 def child(name: str, **task: Any) -> list[str]:
-    """Return the command that calls a function (bench.ways.decode) in a process of its own."""
+    """Return the command that calls a function (bench.limits.decode) in a process of its own."""
     return [sys.executable, "-P", "-m", "bench.task", name, json.dumps(task, default=str)]
 
 
@@ -72,7 +72,7 @@ def fwconvert(source: Path, out: Path, *options: str) -> list[str]:
 
 
 def counts_of(out: Path) -> dict[str, Any]:
-    """Return what a finished conversion says of itself."""
+    """Return the counts and hashes in the manifest of a finished conversion."""
     manifest = json.loads((out / "manifest.json").read_text("utf-8"))
     if not manifest["headline"]["complete"]:
         raise BenchError(f"the conversion in {out} is not complete")
@@ -91,8 +91,8 @@ def link(files: Sequence[Path], folder: Path) -> Path:
     return folder
 
 
-def tell(text: str) -> None:
-    """Show progress."""
+def log(text: str) -> None:
+    """Show progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

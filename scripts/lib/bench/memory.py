@@ -1,9 +1,9 @@
-"""How large a worker's encoder grows over much varied text, and what bounding it costs.
+"""How much memory a worker's encoder takes over much varied text, and what limiting it costs.
 
     scripts/bench memory --gigabytes 10
 
 The text has a long tail: common words by Zipf's law and, one word in fifty,
-letters that were never seen before and never will be again.
+random letters that never recur.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _DOCUMENT_WORDS = 1_000
 
 
 class Text:
-    """An endless text."""
+    """An endless stream of documents."""
 
     def __init__(self) -> None:
         self._random = np.random.Generator(np.random.PCG64(1))
@@ -49,29 +49,29 @@ class Text:
 
 
 def main() -> int:
-    """Encode so much text; print how large the process is on the way."""
+    """Encode the text; print the size of the process on the way."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", metavar="N", type=float, default=10.0)
-    parser.add_argument("--unbounded", action="store_true", help="never make the encoder anew")
-    given = parser.parse_args()
-    if given.unbounded:
+    parser.add_argument("--unbounded", action="store_true", help="never replace the encoder by a new one")
+    args = parser.parse_args()
+    if args.unbounded:
         gigatoken.MOST_REMEMBERED_BYTES = 2**62
     chosen = vocabulary.find("gpt2")
     encoder = gigatoken.FastTokenizer(chosen, vocabulary.read_table(chosen, Path()))
     text, done, seconds, largest, shown = Text(), 0, 0.0, 0, 0.0
     print("| GB of text | MB now | MB at most | encoder made | MB/s |\n|--:|--:|--:|--:|--:|")
-    while done < given.gigabytes * 1e9:
+    while done < args.gigabytes * 1e9:
         batch = text.batch()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         encoder.encode(batch)
-        seconds += time.perf_counter() - begun
+        seconds += time.perf_counter() - started
         done += batch.nbytes
         now = resident_bytes() or 0
         largest = max(largest, now)
         if done >= shown:
-            shown += given.gigabytes * 1e8
+            shown += args.gigabytes * 1e8
             row = (f"{done / 1e9:.2f}", f"{now / 1e6:.0f}", f"{largest / 1e6:.0f}", f"{encoder.made}")
             print(f"| {' | '.join(row)} | {done / seconds / 1e6:.0f} |", flush=True)
     return 0

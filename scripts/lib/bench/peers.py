@@ -1,8 +1,8 @@
-"""How others turn parquet into tokens, written here from what they publish.
+"""How other tools turn parquet into tokens, written here from what they publish.
 
-Each is given its best case: only the text column is read, and by pyarrow's
+Each is given its best case: only the text column is read, in pyarrow's
 batches. Their encoders are made from the same rank table as ours, so all of
-them must find the same tokens. They neither hash, nor fsync, nor resume.
+them must produce the same tokens. They neither hash, nor fsync, nor resume.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from bench.ways import Counts, counts, rank_table, texts
+from bench.limits import Counts, counts, rank_table, texts
 from fwconvert.shards import shard
 from fwconvert.tokens import vocabulary
 from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks
@@ -28,12 +28,12 @@ from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks
 Array = NDArray[Any]
 
 _MAP_ROWS = 1_000
-# What the processes of a pool encode with; set once in each of them.
+# The encoder of a process of the pool; set once in each.
 _encoding: tiktoken.Encoding
 
 
 def llmc(files: list[str], out: str, processes: int, tokenizer: str, shard_tokens: int) -> Counts:
-    """Do it as llm.c's dev/data/fineweb.py: a pool is fed single documents, one process writes.
+    """Tokenize as llm.c's dev/data/fineweb.py does: a pool is fed single documents, one process writes.
 
     A document comes back as a pickled array with its EOT in front. The writer
     fills one buffer of a shard's size and writes it when it is full.
@@ -46,7 +46,7 @@ def llmc(files: list[str], out: str, processes: int, tokenizer: str, shard_token
 
 
 def batches(files: list[str], out: str, processes: int, tokenizer: str) -> Counts:
-    """Do it as scripts on datasets.map do: a pool is fed 1,000 documents a time, lists of ids come back."""
+    """Tokenize as scripts on datasets.map do: a pool gets 1,000 documents at a time, returns lists of ids."""
     total: Counts = Counter()
     kind = shard.numpy_type(vocabulary.find(tokenizer).token_type)
     with _pool(processes, tokenizer) as pool, Path(out, "tokens.bin").open("wb") as file:
@@ -58,7 +58,7 @@ def batches(files: list[str], out: str, processes: int, tokenizer: str) -> Count
 
 
 def huggingface(files: list[str], out: str, tokenizer: str, json_file: str) -> Counts:
-    """Do it with the tokenizers package: encode_batch, on all cores by threads."""
+    """Tokenize with the tokenizers package: encode_batch, multithreaded."""
     total: Counts = Counter()
     chosen = vocabulary.find(tokenizer)
     engine = import_module("tokenizers").Tokenizer.from_file(json_file)
@@ -73,7 +73,7 @@ def huggingface(files: list[str], out: str, tokenizer: str, json_file: str) -> C
 
 
 def datatrove(files: list[str], out: str, processes: int, json_file: str) -> Counts:
-    """Do it with datatrove itself: its reader, its tokenizer step, its executor; a task for each file."""
+    """Tokenize with datatrove itself: its reader, tokenizer step and executor; a task per file."""
     reader = import_module("datatrove.pipeline.readers").ParquetReader
     step = import_module("datatrove.pipeline.tokens").DocumentTokenizer
     executor = import_module("datatrove.executor").LocalPipelineExecutor
@@ -82,7 +82,7 @@ def datatrove(files: list[str], out: str, processes: int, json_file: str) -> Cou
         reader(folder, glob_pattern="*.parquet", doc_progress=False),
         step(out, json_file, eos_token=EOT_TEXT, shuffle_documents=False, local_working_dir=f"{out}/work"),
     ]
-    # Not forkserver, its default: the CPU time of those processes would be nobody's.
+    # Not forkserver, its default: the CPU time of those processes would not be counted as ours.
     how = {"workers": processes, "start_method": "spawn", "logging_dir": f"{out}/logs"}
     executor(steps, tasks=len(files), **how).run()
     written = sum(path.stat().st_size for path in Path(out).glob("*.ds"))
@@ -91,7 +91,7 @@ def datatrove(files: list[str], out: str, processes: int, json_file: str) -> Cou
 
 
 def _pool(processes: int, tokenizer: str) -> Any:
-    # fork, as these scripts have it on Linux.
+    # fork, the default of these scripts on Linux.
     return get_context("fork" if sys.platform == "linux" else None).Pool(processes, _load, (tokenizer,))
 
 
@@ -107,7 +107,7 @@ def _load(tokenizer: str) -> None:
 
 
 def _documents(files: Iterable[str], total: Counts) -> Iterator[str]:
-    """Yield the texts one by one, and count them."""
+    """Yield the texts one by one, and count them in `total`."""
     for batch in chain.from_iterable(texts(Path(path)) for path in files):
         seen = counts(batch)
         total += Counter(documents=seen["documents"], text_bytes=seen["text_bytes"])
@@ -190,10 +190,10 @@ def describe(tokenizer: str, json_file: str) -> None:
 
 
 def plain(pattern: str) -> str:
-    """Return a split pattern of tiktoken's as other engines write it.
+    """Return a split pattern of tiktoken's in the syntax of other regex engines.
 
     Its possessive quantifiers and its `\\s++$` only save time, and Oniguruma
-    means something else by `}+` and by `$`.
+    gives `}+` and `$` another meaning.
     """
     return re.sub(r"(?<!\\)([+*?}])\+", r"\1", pattern.replace(r"|\s++$", ""))
 

@@ -10,7 +10,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.measure import BenchError, Measure, child, counts_of, fwconvert, link, run, tell
+from bench.measure import BenchError, Measure, child, counts_of, fwconvert, link, log, run
 
 Group = Literal["fwconvert", "ceiling", "floor", "peers"]
 
@@ -24,7 +24,7 @@ class Setup:
     tokenizer: str
     encoder: str
     cores: int
-    # What the conversions of all and of few files say of themselves.
+    # What the manifests of the conversions of all, and of few files, say.
     of_all: dict[str, Any] = field(default_factory=dict)
     of_few: dict[str, Any] = field(default_factory=dict)
     # Small, so that even a few files have several shards to compare.
@@ -32,7 +32,7 @@ class Setup:
 
     @property
     def out(self) -> Path:
-        """Where a run writes; made before and removed after each."""
+        """Where a run writes; created before and removed after each."""
         return self.work / "out"
 
     @property
@@ -47,7 +47,7 @@ class Setup:
 
     @property
     def json_file(self) -> Path:
-        """The tokenizer.json for those who want one."""
+        """The tokenizer.json for the tools that need one."""
         return self.work / "tokenizer.json"
 
     def options(self, workers: int, threads: int = 1) -> list[str]:
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def shard_tokens(self) -> int:
-        """The size of a shard that is to these files as 100M tokens are to FineWeb-Edu's 2.15 GB.
+        """Tokens per shard, in proportion: 100M for a FineWeb-Edu file of 2.15 GB.
 
         With full-size shards, files this small would be nothing but tails.
         """
@@ -67,7 +67,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Way:
-    """One row: a command and what it works on."""
+    """One way to make tokens, which is one row: a command, and how many processes it uses."""
 
     group: Group
     key: str
@@ -94,7 +94,7 @@ class Row:
 
 
 def prepare(setup: Setup, few_bytes: int) -> Setup:
-    """Convert everything once, unmeasured: the files are then in memory, and the right answers known.
+    """Convert everything once, unmeasured: the files are then cached, and the right answers known.
 
     The peers are slow, so they get the first documents, about `few_bytes` of text.
     """
@@ -109,7 +109,7 @@ def prepare(setup: Setup, few_bytes: int) -> Setup:
 
 
 def cut(setup: Setup, name: str, files: int, rows: int) -> list[Path]:
-    """Write the first documents as so many files of so many rows each; return them."""
+    """Write the first documents as `files` files of `rows` rows each; return them."""
     folder = setup.work / name
     sources = [str(path.absolute()) for path in setup.files]
     run(child("bench.corpus.cut", sources=sources, folder=folder, files=files, rows=rows), setup.work)
@@ -117,7 +117,7 @@ def cut(setup: Setup, name: str, files: int, rows: int) -> list[Path]:
 
 
 def convert(setup: Setup, source: Path, *options: str) -> tuple[dict[str, Any], Measure]:
-    """Run fwconvert into a fresh folder; return what its manifest says and what it took."""
+    """Run fwconvert into an empty folder; return the counts in its manifest and what it took."""
     with fresh(setup.out):
         measure = run(fwconvert(source, setup.out, *options), setup.work)
         return counts_of(setup.out), measure
@@ -125,7 +125,7 @@ def convert(setup: Setup, source: Path, *options: str) -> tuple[dict[str, Any], 
 
 @contextmanager
 def fresh(folder: Path) -> Iterator[None]:
-    """Have an empty folder that is gone after the block."""
+    """Create a folder for the block, and remove it afterwards."""
     folder.mkdir()
     try:
         yield
@@ -158,7 +158,8 @@ def _ours(setup: Setup) -> Iterator[Way]:
 
 def _ceilings(setup: Setup) -> Iterator[Way]:
     for count in _counts(setup):
-        command = child("bench.ways.ceiling", files=_names(setup), processes=count, tokenizer=setup.tokenizer)
+        task = {"files": _names(setup), "tokenizer": setup.tokenizer}
+        command = child("bench.limits.ceiling", **task, processes=count)
         title = f"ceiling: decode and encode alone, {_many(count, 'process', 'es')}"
         yield Way("ceiling", f"ceiling-{count}", title, command, count)
 
@@ -166,10 +167,10 @@ def _ceilings(setup: Setup) -> Iterator[Way]:
 def _floor(setup: Setup) -> Iterator[Way]:
     size = sum(path.stat().st_size for path in setup.files)
     output = setup.of_all["tokens"] * setup.of_all["token_bytes"]
-    write = child("bench.ways.write", out=setup.out / "written", size=output)
-    yield Way("floor", "decode", "decode alone", child("bench.ways.decode", files=_names(setup)), 1)
+    write = child("bench.limits.write", out=setup.out / "written", size=output)
+    yield Way("floor", "decode", "decode alone", child("bench.limits.decode", files=_names(setup)), 1)
     yield Way("floor", "sha256", f"sha256 of the sources alone ({size / 1e6:,.0f} MB)",
-              child("bench.ways.sha256", files=_names(setup)), 1)  # fmt: skip
+              child("bench.limits.sha256", files=_names(setup)), 1)  # fmt: skip
     yield Way("floor", "write", f"write and fsync of the output alone ({output / 1e6:,.0f} MB)", write, 1)
 
 
@@ -212,12 +213,12 @@ def measure(setup: Setup, wanted: Sequence[Way], rounds: int, notes: list[str]) 
         expected = setup.of_few if way.group == "peers" else setup.of_all
         row = rows.setdefault(way.key, Row(way, expected["tokens"], expected["text_bytes"], took))
         row.best = min(row.best, took, key=lambda one: one.seconds)
-        tell(f"  round {number + 1}: {took.seconds:7.2f} s  {way.title}")
+        log(f"  round {number + 1}: {took.seconds:7.2f} s  {way.title}")
     return list(rows.values())
 
 
 def checked(rows: Sequence[Row]) -> list[str]:
-    """Return what has been proven about the tokens of these rows; what differs would have stopped us."""
+    """Return what these rows have proven about their tokens; a difference would have raised."""
     keys = [row.way.key for row in rows]
     peers = [row.way.key for row in rows if row.way.group == "peers"]
     proven = {
@@ -234,18 +235,22 @@ def _check(setup: Setup, way: Way, took: Measure, notes: list[str]) -> None:
     """Compare what a run made with what it should have made."""
     expected = setup.of_few if way.group == "peers" else setup.of_all
     if way.group == "fwconvert":
-        _same(way, counts_of(setup.out), expected)
+        _require_equal(way, counts_of(setup.out), expected)
     elif way.group == "peers":
-        _same(way, took.said, {name: value for name, value in expected.items() if name in took.said})
-    elif way.group == "ceiling" and took.said["tokens"] != expected["tokens"]:
-        # The encoder by itself, without the care that fwconvert takes of doubtful characters.
-        note = f"the ceiling's bare encoder made {took.said['tokens'] - expected['tokens']:+,} tokens"
+        _require_equal(
+            way, took.reported, {name: value for name, value in expected.items() if name in took.reported}
+        )
+    elif way.group == "ceiling" and took.reported["tokens"] != expected["tokens"]:
+        # The fast encoder alone, without fwconvert's check for characters on which it is wrong.
+        note = f"the ceiling's bare encoder made {took.reported['tokens'] - expected['tokens']:+,} tokens"
         notes += [note] if note not in notes else []
     if way.key == "llmc":
-        _same(way, {"sha256": sorted(_hashes(setup.out.glob("*.bin")))}, {"sha256": expected["sha256"]})
+        _require_equal(
+            way, {"sha256": sorted(_hashes(setup.out.glob("*.bin")))}, {"sha256": expected["sha256"]}
+        )
 
 
-def _same(way: Way, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _require_equal(way: Way, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     if found != wanted:
         raise BenchError(f"{way.title}: other tokens\n  made    {found}\n  wanted  {wanted}")
 

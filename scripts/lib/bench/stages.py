@@ -1,10 +1,9 @@
 """Where a worker's time goes, stage by stage.
 
-A real conversion in this one process: the engine is given a thread where it
-would spawn a worker, and the functions that mark the stages are wrapped in a
-clock. The clock reads the CPU time of its thread, which nobody else's work
-disturbs and which adds up over threads; and the time that passed, which tells
-of waiting. A stage within a stage is taken out of it.
+A real conversion in this one process: the engine gets a thread where it would
+spawn a worker, and the functions that make up the stages are timed. CPU time is
+that of the thread, which other load does not disturb and which adds up over
+threads; elapsed time shows waiting. A stage within a stage is not counted twice.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from fwconvert.tokens import gigatoken, tokenizer
 
 
 class Clock:
-    """Seconds of CPU and seconds passed by stage, over all threads."""
+    """CPU seconds and elapsed seconds by stage, over all threads."""
 
     def __init__(self) -> None:
         self.cpu: dict[str, float] = defaultdict(float)
@@ -59,7 +58,7 @@ class Clock:
                 self.passed[stack[-1]] += now[1] - before[1]
 
     def function(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is counted as a stage."""
+        """Return a function whose time is counted as a stage."""
 
         @wraps(inner)
         def timed(*given: Any, **named: Any) -> Any:
@@ -69,7 +68,7 @@ class Clock:
         return timed
 
     def generator(self, name: str, inner: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Return a generator of which the making of each item is counted as a stage."""
+        """Return a generator whose time for each item is counted as a stage."""
 
         @wraps(inner)
         def timed(*given: Any, **named: Any) -> Iterator[Any]:
@@ -85,7 +84,7 @@ class Clock:
 
 
 class _Digest:
-    """A sha256 whose work is counted."""
+    """A sha256 whose time is counted."""
 
     def __init__(self, clock: Clock, inner: Any) -> None:
         self._inner = inner

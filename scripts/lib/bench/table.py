@@ -36,7 +36,7 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """Return the main table, with each row beside the llm.c way and beside the ceiling."""
+    """Return the main table, with each row relative to the llm.c way and to the ceiling."""
     llmc = next((row.rate for row in rows if row.way.key == "llmc"), None)
     ceilings = {row.way.processes: row.rate for row in rows if row.way.group == "ceiling"}
     return markdown(_HEAD, [_row(row, llmc, ceilings.get(row.way.processes)) for row in rows])
@@ -63,7 +63,7 @@ def growth_table(growth: Growth) -> str:
     points = (growth.first, *growth.points)
     table = markdown(head, [_point(point.label, point.best, growth.first.best) for point in points])
     fitted = ", ".join(f"{name} {_power(power)}" for name, power in growth.exponents().items())
-    return f"{table}\nFitted exponents of what is beyond the first, which pays for the start: {fitted}.\n"
+    return f"{table}\nFitted exponents beyond the first, which pays the fixed costs: {fitted}.\n"
 
 
 def _point(label: str, best: Measure, first: Measure) -> list[str]:
@@ -73,7 +73,7 @@ def _point(label: str, best: Measure, first: Measure) -> list[str]:
 
 
 def _power(power: float | None) -> str:
-    return "not to be told from the first" if power is None else f"{power:.2f}"
+    return "indistinguishable from the first" if power is None else f"{power:.2f}"
 
 
 def stages_table(found: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def _passed(found: dict[str, Any], name: str) -> str:
 
 
 def loader_table(found: dict[str, Any]) -> str:
-    """Return how fast tokens are served, each way beside the plain one that does the same."""
+    """Return how fast tokens are served, each way relative to the plain one that does the same."""
     lines, plain = [], 1.0
     for name, best in found.items():
         passed, cpu = best["bytes"] / best["seconds"], best["bytes"] / best["cpu"]
@@ -100,8 +100,8 @@ def loader_table(found: dict[str, Any]) -> str:
 
 
 def facts(setup: Setup, rounds: int) -> str:
-    """Return what one must know to believe the figures."""
-    said = {
+    """Return the facts without which the figures mean nothing."""
+    known = {
         "command": shlex.join(["scripts/bench", *sys.argv[1:]]),
         "machine": f"{cores()} cores of {_cpu()}, {_memory()}, {platform.system()} {platform.release()}",
         "work folder on": _file_system(setup.work),
@@ -111,7 +111,7 @@ def facts(setup: Setup, rounds: int) -> str:
         "recipe": f"{setup.tokenizer}, {setup.shard_tokens:,} tokens in a shard; encoder {setup.encoder}",
         "measured": f"best of {rounds} interleaved rounds",
     }
-    return "\n".join(f"- {name}: {value}" for name, value in said.items()) + "\n"
+    return "\n".join(f"- {name}: {value}" for name, value in known.items()) + "\n"
 
 
 def _described(counts: dict[str, Any], files: int) -> str:

@@ -1,4 +1,4 @@
-"""Files and words of somebody else's, given to what reads them: parquet, token shards, zstd, --where."""
+"""Untrusted files and expressions, given to what reads them: parquet, token shards, zstd, --where."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fwconvert.store.folder import RunFolder
 from fwconvert.tokens import vocabulary
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
-# A file of a few KB may be the text of a thousand pages; the first are like the others.
+# A file of a few KB may hold a thousand batches; the first are like the others.
 _SOME = 8
 _TABLE = pa.RecordBatch.from_pydict(
     {
@@ -38,7 +38,7 @@ _TABLE = pa.RecordBatch.from_pydict(
 
 
 def parquet(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a source file: as the driver looks at it, as trace does, and as a worker."""
+    """Return what reads a source file: as the driver, trace and a worker do."""
     path = scratch / "source.parquet"
     known = vocabulary.find("bytes")
     rules = Rules(
@@ -53,7 +53,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         recipe = Recipe(SourceManifest("", "local", "", "", files, Totals(1, len(data))), rules).at(scratch)
         inputs, never = LocalFiles(recipe.source, scratch), threading.Event()
         refused: FwconvertError | None = None
-        for look in (
+        for reader in (
             lambda: inputs.estimate(recipe, options),
             lambda: preflight.check(RunFolder(scratch / "out"), recipe, options, inputs, never),
             lambda: source.read_row(path, str(path), 0, "text"),
@@ -62,7 +62,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
             lambda: [source.row_count(path), *islice(source.batches(path, "text", chosen), _SOME)],
         ):
             try:
-                look()
+                reader()
             except FwconvertError as error:
                 refused = error
         if refused is not None:
@@ -73,7 +73,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
 
 
 def token_shard(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a token shard, known and unknown."""
+    """Return what reads a token shard."""
 
     def read(data: bytes) -> object:
         return _shard(scratch, data, "")
@@ -97,25 +97,25 @@ def compressed_shard(scratch: Path) -> Callable[[bytes], object]:
 
 
 def _shard(scratch: Path, data: bytes, ending: str) -> object:
-    """Read a file under names that say what it is, or do not; raise what refuses it in every way."""
+    """Read a file as every format; raise the last error if none of them reads it."""
     read, refused = False, None
     names = [f"a_train_000.bin{ending}", f"train.bin{ending}"]
     for name in names:
         path = scratch / name
         path.write_bytes(data)
-        looks: list[Callable[[], object]] = [
+        readers: list[Callable[[], object]] = [
             lambda path=path, raw=raw: loader_files.look(path, Claims(raw=raw)).read()  # type: ignore[misc]
             for raw in (None, *_TYPES)
         ]
         for kind in (formats.find("llmc"), formats.find("npy"), formats.find("raw")):
             for width in _TYPES:
-                looks += [
+                readers += [
                     lambda p=path, w=width, k=kind: shard.token_count(p, w, k),  # type: ignore[misc]
                     lambda p=path, w=width, k=kind: shard.read_tokens(p, w, k),  # type: ignore[misc]
                 ]
-        for look in looks:
+        for reader in readers:
             try:
-                look()
+                reader()
                 read = True
             except FwconvertError as error:
                 refused = error
@@ -125,7 +125,7 @@ def _shard(scratch: Path, data: bytes, ending: str) -> object:
 
 
 def where_expression(_scratch: Path) -> Callable[[bytes], object]:
-    """Return what parses an expression, spells it, parses that again, and asks it of some rows."""
+    """Return what parses an expression, prints it, parses that again, and evaluates it on some rows."""
 
     def read(data: bytes) -> object:
         node = where.parse(data.decode(errors="surrogateescape"))

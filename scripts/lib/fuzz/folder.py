@@ -1,7 +1,7 @@
-"""Run folders with one record or index of somebody else's, given to every command that reads it.
+"""Run folders in which one record or index is the input, given to every command that reads it.
 
-The folder is a finished run of the real program. Where a record is sealed by a
-digest, the input is sealed anew: who means ill can do so too.
+The folder is a finished run of the real program. Where a digest protects a
+record, it is computed anew for the input: an attacker can do so too.
 """
 
 import hashlib
@@ -35,20 +35,20 @@ from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLin
 from fwconvert.tokens import vocabulary
 
 _RUN = Path(__file__).resolve().parents[3] / "tests" / "hostile" / "run"
-# Orders of a join, batches of a loader, shards of a manifest: more of the same finds nothing new.
+# Of the orders of a join, batches of a loader, shards of a manifest: more find nothing new.
 _SOME = 4
 
 
-class _Looks:
-    """Lets each of several looks refuse, and tells afterwards whether all of them did, or any."""
+class _Attempts:
+    """Several readers of one input, each of which may refuse it; any, or all, must not."""
 
     def __init__(self) -> None:
         self._last: FwconvertError | None = None
         self._has_read = False
 
-    def look(self, at: Callable[[], object]) -> None:
+    def attempt(self, read: Callable[[], object]) -> None:
         try:
-            at()
+            read()
             self._has_read = True
         except FwconvertError as error:
             self._last = error
@@ -82,7 +82,7 @@ def source_manifest(scratch: Path) -> Callable[[bytes], object]:
 
 
 def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a run manifest in all the ways there are."""
+    """Return what reads a run manifest in every way there is."""
     folder = _copy(scratch)
 
     def read(data: bytes) -> object:
@@ -91,37 +91,37 @@ def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
         with suppress(FwconvertError):
             found = msgspec.structs.replace(found, recipe_id=found.recipe().recipe_id)
             folder.manifest.write_bytes(records.lines(records.fields(found)))
-        looks = _Looks()
-        looks.look(lambda: status.status(folder.path))
-        _look_at_run(folder, found.shards[:_SOME], looks)
-        looks.raise_if_any_refused()
+        attempts = _Attempts()
+        attempts.attempt(lambda: status.status(folder.path))
+        _read_run(folder, found.shards[:_SOME], attempts)
+        attempts.raise_if_any_refused()
         return None
 
     return read
 
 
-def _look_at_run(folder: RunFolder, lines: Sequence[ShardLine], looks: _Looks) -> None:
+def _read_run(folder: RunFolder, lines: Sequence[ShardLine], attempts: _Attempts) -> None:
     out, sources = folder.path, folder.path.parent / "sources"
-    looks.look(lambda: verify.verify(out, threads=1))
-    looks.look(lambda: export.Export(out, export.Changes()))
-    looks.look(lambda: show.numbered(out, 1))
+    attempts.attempt(lambda: verify.verify(out, threads=1))
+    attempts.attempt(lambda: export.Export(out, export.Changes()))
+    attempts.attempt(lambda: show.numbered(out, 1))
     for line in lines:
-        looks.look(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
+        attempts.attempt(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
         for place in (0, line.tokens // 2, line.tokens - 1):
             # The sources are named: otherwise it would ask the hub.
-            looks.look(lambda at=f"{line.name}:{place}": trace.trace(out, at, sources))  # type: ignore[misc]
+            attempts.attempt(lambda at=f"{line.name}:{place}": trace.trace(out, at, sources))  # type: ignore[misc]
     for order in ("sequential", "documents"):
-        looks.look(lambda order=order: _served(out, order))  # type: ignore[misc]
+        attempts.attempt(lambda order=order: _served(out, order))  # type: ignore[misc]
 
 
 def _served(out: Path, order: Any) -> list[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of shards shorter than a window.
+        warnings.simplefilter("ignore")  # About shards shorter than a window.
         return [*islice(fwconvert.Loader(out, seq_len=16, batch=1, order=order, partial=True), _SOME)]
 
 
 def plan(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a plan: alone, since beside receipts it is made again."""
+    """Return what reads a plan, in a run without receipts: with them, the plan is made again."""
     folder, known = _copy(scratch), None
     known = saved_recipe.read_plan(folder)
     shutil.rmtree(folder.receipts)
@@ -131,19 +131,19 @@ def plan(scratch: Path) -> Callable[[bytes], object]:
             saved = records.decode(data, saved_recipe.SavedPlan, "plan")
             data = records.encode(msgspec.structs.replace(saved, recipe_id=saved.recipe.recipe_id))
         folder.plan.write_bytes(data)
-        looks = _Looks()
-        for look in (saved_recipe.read_plan, lambda at: status.status(at.path), saved_recipe.has_plan):
-            looks.look(lambda look=look: look(folder))  # type: ignore[misc]
-        looks.look(lambda: saved_recipe.adopt(folder, known))
-        looks.look(lambda: saved_recipe.known_sources(folder, known))
-        looks.raise_if_any_refused()
+        attempts = _Attempts()
+        for reader in (saved_recipe.read_plan, lambda at: status.status(at.path), saved_recipe.has_plan):
+            attempts.attempt(lambda reader=reader: reader(folder))  # type: ignore[misc]
+        attempts.attempt(lambda: saved_recipe.adopt(folder, known))
+        attempts.attempt(lambda: saved_recipe.known_sources(folder, known))
+        attempts.raise_if_any_refused()
         return None
 
     return read
 
 
 def job_receipt(scratch: Path) -> Callable[[bytes], object]:
-    """Return what goes on with a run in which the receipt of a job is the input; its tails await the join."""
+    """Return what resumes a run in which a job's receipt is the input; its tails are not joined yet."""
     folder = _copy(scratch)
     shutil.copytree(scratch / "tails", folder.tails)
     shutil.rmtree(folder.joins)
@@ -151,7 +151,7 @@ def job_receipt(scratch: Path) -> Callable[[bytes], object]:
 
 
 def join_receipt(scratch: Path) -> Callable[[bytes], object]:
-    """Return what goes on with a run in which the receipt of a joined shard is the input."""
+    """Return what resumes a run in which the receipt of a joined shard is the input."""
     folder = _copy(scratch)
     return _resumed(folder, min(folder.joins.iterdir()), JoinReceipt)
 
@@ -165,18 +165,18 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
         with suppress(FwconvertError):
             made = msgspec.structs.replace(records.decode(data, kind, "receipt"), recipe_id=recipe.recipe_id)
             path.write_bytes(receipts.encode(made))
-        looks = _Looks()
-        looks.look(lambda: receipts.read(folder, name, kind, recipe.recipe_id))  # type: ignore[type-var]
-        looks.look(lambda: status.status(folder.path))
-        looks.look(lambda: verify.verify(folder.path, threads=1))
-        looks.look(lambda: _gone_on(folder, recipe, current))
-        looks.raise_if_any_refused()
+        attempts = _Attempts()
+        attempts.attempt(lambda: receipts.read(folder, name, kind, recipe.recipe_id))  # type: ignore[type-var]
+        attempts.attempt(lambda: status.status(folder.path))
+        attempts.attempt(lambda: verify.verify(folder.path, threads=1))
+        attempts.attempt(lambda: _begin_session(folder, recipe, current))
+        attempts.raise_if_any_refused()
         return None
 
     return read
 
 
-def _gone_on(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
+def _begin_session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
     """Find what is done of a run and what is left to join, as a session does; nothing is made."""
     state = RunState(recipe, current.id, resume.find_done(folder, recipe))
     inputs = LocalFiles(recipe.source, folder.path.parent / "sources")
@@ -197,25 +197,25 @@ def small_records(scratch: Path) -> Callable[[bytes], object]:
         at = folder.sessions / "20240101T000000Z-000000.json"
         for path in (at, folder.quarantine / job, folder.places, folder.private / "lock"):
             path.write_bytes(data)
-        looks = _Looks()
+        attempts = _Attempts()
         for kind in (sessions.Session, Quarantined, saved_recipe.Places, Corpus):
-            looks.look(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
-        looks.look(lambda: loader.resume(_mapping(data)))
-        for look in (
+            attempts.attempt(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
+        attempts.attempt(lambda: loader.resume(_mapping(data)))
+        for reader in (
             sessions.all_of,
             saved_recipe.read_source_root,
             lambda at: at.store.holder(),
             lambda at: status.status(at.path),
         ):
-            look(folder)  # These never refuse: what they cannot read is as if it were not there.
-        looks.raise_if_none_read()
+            reader(folder)  # These never refuse: they ignore what they cannot read.
+        attempts.raise_if_none_read()
         return None
 
     return read
 
 
 def _mapping(data: bytes) -> Mapping[str, Any]:
-    """Return what a trainer's checkpoint may hold."""
+    """Return the loader state of a checkpoint."""
     with suppress(ValueError, RecursionError):
         found = json.loads(data)
         return found if isinstance(found, dict) else {}
@@ -223,7 +223,7 @@ def _mapping(data: bytes) -> Mapping[str, Any]:
 
 
 def document_index(scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads the input as the index of a token shard whose manifest says that it is right."""
+    """Return what reads the input as a document index that agrees with the manifest."""
     folder = _copy(scratch)
     good = run_manifest.read(folder)
     line = good.shards[-2]  # The joined one: of several sources.
@@ -235,16 +235,16 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
         lines = tuple(told if one is line else one for one in good.shards)
         found = msgspec.structs.replace(good, shards=lines)
         folder.manifest.write_bytes(records.lines(records.fields(found)))
-        looks = _Looks()
-        _look_at_run(folder, [told], looks)
-        looks.raise_if_any_refused()
+        attempts = _Attempts()
+        _read_run(folder, [told], attempts)
+        attempts.raise_if_any_refused()
         return None
 
     return read
 
 
 def sidecars(scratch: Path) -> Callable[[bytes], object]:
-    """Return what audits a shard beside which the input stands, as Megatron-LM's and datatrove's files."""
+    """Return what verifies a shard whose side files, for Megatron-LM and datatrove, are the input."""
     folder = RunFolder(scratch)
     folder.make()
     known = vocabulary.find("bytes")

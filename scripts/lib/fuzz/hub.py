@@ -1,4 +1,4 @@
-"""What a hub may answer, given to the code that reads it: no network, the client's transport is ours."""
+"""Responses of a hub, given to the code that reads them: no network, the client's transport is replaced."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,17 +12,17 @@ from fwconvert.hub.retry import Passing
 
 _NAME, _FILE = "owner/name", "data/000_00000.parquet"
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# What comes in an answer beyond this is of no consequence for whoever reads headers.
+# The headers decide what is read; more of the body changes nothing.
 _MOST_PIECES = 100
 
 
 class _Hub:
-    """Answers whatever is asked, through the client's own class."""
+    """Answers every request with the same response."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body = 200, list[tuple[bytes, bytes]](), b""
         transport = client().httpx.HTTPTransport
-        # All clients end here, whoever makes them; so nothing ever leaves this process.
+        # Of the class: every client, wherever it is made, ends here, and nothing leaves this process.
         transport.handle_request = lambda _transport, request: self._answer(request)
 
     def _answer(self, request: Any) -> Any:
@@ -32,7 +32,7 @@ class _Hub:
 
 
 def listing(_scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads a page of a list, and a commit."""
+    """Return what reads a page of a listing, and a commit."""
     hub = _Hub()
     hub.headers = [(b"Content-Type", b"application/json")]
 
@@ -46,16 +46,20 @@ def listing(_scratch: Path) -> Callable[[bytes], object]:
 
 
 def headers(_scratch: Path) -> Callable[[bytes], object]:
-    """Return what reads an answer: a line with the status, lines of headers, an empty line, a body."""
+    """Return what reads a response: a line with the status, header lines, an empty line, a body."""
     hub = _Hub()
 
     def read(data: bytes) -> object:
         hub.status, hub.headers, hub.body = _parsed(data)
-        client().session().cookies.clear()  # One input has nothing to do with the next.
+        client().session().cookies.clear()  # Inputs must not depend on each other.
         dataset, refused, has_read = Dataset(_NAME, _COMMIT), None, False
-        for look in (lambda: _poured(dataset, 0), lambda: _poured(dataset, 500), lambda: dataset.files("")):
+        for reader in (
+            lambda: _download(dataset, 0),
+            lambda: _download(dataset, 500),
+            lambda: dataset.files(""),
+        ):
             try:
-                look()
+                reader()
                 has_read = True
             except (FwconvertError, Passing) as error:
                 refused = error
@@ -66,14 +70,14 @@ def headers(_scratch: Path) -> Callable[[bytes], object]:
     return read
 
 
-def _poured(dataset: Dataset, begin: int) -> int:
+def _download(dataset: Dataset, begin: int) -> int:
     with dataset.opened(_FILE, begin) as answer:
         pieces: Iterator[bytes] = iter(answer)
         return sum(len(piece) for piece, _ in zip(pieces, range(_MOST_PIECES), strict=False))
 
 
 def _parsed(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return the answer as a server's bytes would come through: no line can hold what ends a line."""
+    """Return status, headers and body as a parser would: no header can contain the end of a line."""
     head, _, body = data.partition(b"\n\n")
     first, *lines = head.split(b"\n")
     digits = bytes(sign for sign in first if sign in b"0123456789")[:3]
@@ -84,5 +88,5 @@ def _parsed(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         name = bytes(sign for sign in name if chr(sign).isalnum() or sign in b"-")
         if name.isascii() and name:
             headers.append((name, bytes(sign for sign in value if sign >= 32 or sign == 9).strip()))
-    # Redirects are the client's affair; those lead into this process again.
+    # No redirects: the client follows them by itself.
     return (status if 200 <= status <= 599 and not 300 <= status < 400 else 200), headers, body

@@ -1,7 +1,7 @@
-"""How inputs are changed so that they come past the first check: by their structure, not only by their bytes.
+"""Structure-aware mutation, so that inputs get past the first check.
 
-Each mutator is given an input and random numbers, and returns another input.
-The fuzzer's own mutations of bytes are mixed in by whoever calls.
+Each mutator takes an input and a source of random numbers, and returns another
+input. The caller mixes in the fuzzer's own mutations of bytes.
 """
 
 import copy
@@ -30,26 +30,26 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def json_text(data: bytes, dice: random.Random) -> bytes:
-    """Change values in a JSON text; what is none gets a brace."""
+def json_text(data: bytes, rng: random.Random) -> bytes:
+    """Change values in a JSON text; wrap anything else in braces now and then."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
-        return b"{" + data + b"}" if dice.random() < 0.1 else data
+        return b"{" + data + b"}" if rng.random() < 0.1 else data
     holder = [found]
-    for _ in range(dice.choice((1, 1, 1, 2, 4))):
-        _change(holder, dice)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        _change(holder, rng)
     try:
         return json.dumps(holder[0], separators=(",", ":")).encode()
     except (ValueError, RecursionError):
         return data
 
 
-def _change(holder: list[Any], dice: random.Random) -> None:
+def _change(holder: list[Any], rng: random.Random) -> None:
     places = [*_places(holder)]
-    parent, key = dice.choice(places)
-    other_parent, other_key = dice.choice(places)
-    kind = dice.randrange(8)
+    parent, key = rng.choice(places)
+    other_parent, other_key = rng.choice(places)
+    kind = rng.randrange(8)
     if kind == 0 and parent is not holder:
         del parent[key]
     elif kind == 1 and isinstance(parent, list) and parent is not holder:
@@ -57,13 +57,13 @@ def _change(holder: list[Any], dice: random.Random) -> None:
     elif kind == 2:
         parent[key] = copy.deepcopy(other_parent[other_key])
     elif kind == 3 and isinstance(parent[key], int):
-        parent[key] += dice.choice((-1, 1, 2, 10, -10, 10**6))
+        parent[key] += rng.choice((-1, 1, 2, 10, -10, 10**6))
     elif kind == 4 and isinstance(parent, dict):
-        parent[dice.choice((*parent, "extra"))] = parent[key]
+        parent[rng.choice((*parent, "extra"))] = parent[key]
     elif kind == 5:
-        parent[key] = dice.choice((None, True, False, [], {}, [parent[key]], {"a": parent[key]}))
+        parent[key] = rng.choice((None, True, False, [], {}, [parent[key]], {"a": parent[key]}))
     else:
-        parent[key] = dice.choice(_TEXTS if isinstance(parent[key], str) else _NUMBERS)
+        parent[key] = rng.choice(_TEXTS if isinstance(parent[key], str) else _NUMBERS)
 
 
 def _places(node: Any) -> Any:
@@ -88,40 +88,40 @@ _HEADERS = (
 _STATES = ("200", "206", "400", "401", "403", "404", "408", "416", "425", "429", "500", "503", "511")
 
 
-def header_lines(data: bytes, dice: random.Random) -> bytes:
-    """Change the lines of an answer: its status, its headers, a number in one of them."""
+def header_lines(data: bytes, rng: random.Random) -> bytes:
+    """Change the lines of a response: its status, its headers, a number in one of them."""
     head, _, body = data.decode("latin-1").partition("\n\n")
     lines = head.split("\n")
-    for _ in range(dice.choice((1, 1, 2, 3))):
-        at, kind = dice.randrange(len(lines)), dice.randrange(6)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at, kind = rng.randrange(len(lines)), rng.randrange(6)
         if kind == 0:
-            lines[0] = dice.choice(_STATES)
+            lines[0] = rng.choice(_STATES)
         elif kind == 1 and at:
             del lines[at]
         elif kind in {2, 3}:
-            lines.insert(at + 1, dice.choice(_HEADERS))
+            lines.insert(at + 1, rng.choice(_HEADERS))
         elif kind == 4 and at:
-            number = dice.choice((str(dice.choice(_NUMBERS)), "9" * 5000, "\xb2", "\xd9\xa3"))
-            lines[at] = re.sub(r"[0-9]+", number, lines[at], count=dice.choice((0, 1)))
+            number = rng.choice((str(rng.choice(_NUMBERS)), "9" * 5000, "\xb2", "\xd9\xa3"))
+            lines[at] = re.sub(r"[0-9]+", number, lines[at], count=rng.choice((0, 1)))
         else:
-            body = dice.choice(("", "x" * 1000, "[]", "x" * 1001))
+            body = rng.choice(("", "x" * 1000, "[]", "x" * 1001))
     return ("\n".join(lines) + "\n\n" + body).encode("latin-1", "replace")
 
 
-def numbers(data: bytes, dice: random.Random) -> bytes:
+def numbers(data: bytes, rng: random.Random) -> bytes:
     """Change whole little-endian numbers."""
     content = bytearray(data)
-    for _ in range(dice.choice((1, 1, 2, 4))):
-        width = dice.choice((2, 4, 8))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        width = rng.choice((2, 4, 8))
         if len(content) < width:
-            return bytes(content) + dice.randbytes(8)
-        at = dice.randrange(0, len(content) - width + 1, dice.choice((1, 4)))
+            return bytes(content) + rng.randbytes(8)
+        at = rng.randrange(0, len(content) - width + 1, rng.choice((1, 4)))
         old = int.from_bytes(content[at : at + width], "little")
-        new = dice.choice((old + 1, old - 1, 0, 1, 2**31, 2**32 - 1, 2**63, dice.randrange(2000)))
+        new = rng.choice((old + 1, old - 1, 0, 1, 2**31, 2**32 - 1, 2**63, rng.randrange(2000)))
         content[at : at + width] = (new % 256**width).to_bytes(width, "little")
-    kind = dice.randrange(6)
+    kind = rng.randrange(6)
     if kind == 0:
-        at = dice.randrange(0, len(content), 4)
+        at = rng.randrange(0, len(content), 4)
         del content[at : at + 8]
     elif kind == 1:
         content += content[-8:]
@@ -147,17 +147,17 @@ _DESCRIBED = (
 )  # fmt: skip
 
 
-def shard_header(data: bytes, dice: random.Random) -> bytes:
-    """Change the numbers of a header, or numpy's description of an array, whose length is told before it."""
-    if not data.startswith(b"\x93NUMPY") or len(data) < 12 or dice.random() < 0.2:
-        return numbers(data, dice)
-    version = dice.choice((1, 1, 1, 2, 3, dice.randrange(256)))
+def shard_header(data: bytes, rng: random.Random) -> bytes:
+    """Change the numbers of a header, or numpy's description of an array and the length before it."""
+    if not data.startswith(b"\x93NUMPY") or len(data) < 12 or rng.random() < 0.2:
+        return numbers(data, rng)
+    version = rng.choice((1, 1, 1, 2, 3, rng.randrange(256)))
     length = int.from_bytes(data[8:10], "little")
     text = data[10 : 10 + length].decode("latin-1").strip()
-    if dice.random() < 0.3:
-        text = dice.choice(_DESCRIBED)
-    for _ in range(dice.choice((0, 1, 1, 2))):
-        text = _spliced(text, dice, _PYTHON)
+    if rng.random() < 0.3:
+        text = rng.choice(_DESCRIBED)
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        text = _spliced(text, rng, _PYTHON)
     described = text.encode("latin-1", "replace")[:60000]
     size = struct.pack("<H", len(described)) if version == 1 else struct.pack("<I", len(described))
     return b"\x93NUMPY" + bytes([version, 0]) + size + described + data[10 + length :]
@@ -170,24 +170,24 @@ _PYTHON = (
 )  # fmt: skip
 
 
-def _spliced(text: str, dice: random.Random, words: tuple[str, ...]) -> str:
-    """Return a text with one of its words gone, doubled, many times there, or another in its place."""
+def _spliced(text: str, rng: random.Random, words: tuple[str, ...]) -> str:
+    """Return a text with one of its words removed, replaced, repeated or nested."""
     parts = re.findall(r"\s+|\w+|'[^']*'|.", text, re.DOTALL) or [""]
-    at, kind = dice.randrange(len(parts)), dice.randrange(6)
+    at, kind = rng.randrange(len(parts)), rng.randrange(6)
     if kind == 0:
         del parts[at]
     elif kind == 1:
-        parts[at] = dice.choice(words)
+        parts[at] = rng.choice(words)
     elif kind == 2:
-        parts.insert(at, dice.choice(words))
+        parts.insert(at, rng.choice(words))
     elif kind == 3:
-        parts[at] *= dice.choice((2, 2, 3, 60, 500))
+        parts[at] *= rng.choice((2, 2, 3, 60, 500))
     elif kind == 4:
-        end = dice.randrange(at, len(parts)) + 1
+        end = rng.randrange(at, len(parts)) + 1
         parts[at:end] = [*parts[at:end], " ", *parts[at:end]]
     else:
-        end, depth = dice.randrange(at, len(parts)) + 1, dice.choice((1, 1, 2, 55, 300))
-        opening, closing = dice.choice((("(", ")"), ("not ", ""), ("-", ""), ("[", "]"), ("len(", ")")))
+        end, depth = rng.randrange(at, len(parts)) + 1, rng.choice((1, 1, 2, 55, 300))
+        opening, closing = rng.choice((("(", ")"), ("not ", ""), ("-", ""), ("[", "]"), ("len(", ")")))
         parts[at:end] = [opening * depth, *parts[at:end], closing * depth]
     return "".join(parts)
 
@@ -204,67 +204,67 @@ _WORDS = (
 )  # fmt: skip
 
 
-def expression(data: bytes, dice: random.Random) -> bytes:
+def expression(data: bytes, rng: random.Random) -> bytes:
     """Change the words of an expression."""
     text = data.decode(errors="surrogateescape")
-    for _ in range(dice.choice((1, 1, 2, 3))):
-        text = _spliced(text, dice, _WORDS)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        text = _spliced(text, rng, _WORDS)
     return text[:4100].encode(errors="surrogateescape")
 
 
-def zstd_frame(data: bytes, dice: random.Random) -> bytes:
-    """Change what is in a frame and pack it again, or what the frame says of itself."""
-    kind = dice.randrange(6)
+def zstd_frame(data: bytes, rng: random.Random) -> bytes:
+    """Change the content of a frame and compress it again, or change the header of the frame."""
+    kind = rng.randrange(6)
     if kind < 3:
         try:
             content = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read(2**16)
         except zstandard.ZstdError:
             content = bytes(1024)
-        content = shard_header(content or b"\0", dice) * dice.choice((1, 1, 1, 2, 1000))
-        return _packed(content, dice)
-    if kind == 3:  # Zeros by the megabyte: nothing is smaller for its size.
-        return _packed(bytes(dice.choice((2**12, 2**16, 2**20))), dice)
-    if kind == 4 and len(data) > 14:  # The description of a frame stands in its first bytes.
-        frame, at = bytearray(data), dice.randrange(4, 14)
-        frame[at] = dice.choice((0, 1, 127, 128, 255, frame[at] ^ 1 << dice.randrange(8)))
+        content = shard_header(content or b"\0", rng) * rng.choice((1, 1, 1, 2, 1000))
+        return _compressed(content, rng)
+    if kind == 3:  # A decompression bomb.
+        return _compressed(bytes(rng.choice((2**12, 2**16, 2**20))), rng)
+    if kind == 4 and len(data) > 14:  # The frame header.
+        frame, at = bytearray(data), rng.randrange(4, 14)
+        frame[at] = rng.choice((0, 1, 127, 128, 255, frame[at] ^ 1 << rng.randrange(8)))
         return bytes(frame)
-    return data + dice.choice((b"", b"\0", data, b"\x50\x2a\x4d\x18\4\0\0\0abcd", b"\x28\xb5\x2f\xfd"))
+    return data + rng.choice((b"", b"\0", data, b"\x50\x2a\x4d\x18\4\0\0\0abcd", b"\x28\xb5\x2f\xfd"))
 
 
-def _packed(content: bytes, dice: random.Random) -> bytes:
+def _compressed(content: bytes, rng: random.Random) -> bytes:
     packer = zstandard.ZstdCompressor(
-        dice.choice((1, 3)), write_checksum=dice.random() < 0.9, write_content_size=dice.random() < 0.9
+        rng.choice((1, 3)), write_checksum=rng.random() < 0.9, write_content_size=rng.random() < 0.9
     )
     return packer.compress(content)
 
 
-def parquet(data: bytes, dice: random.Random) -> bytes:
-    """Change bytes of a footer, mostly, and put its length right."""
-    if len(data) < 12 or dice.random() < 0.15:
-        return numbers(data, dice)
+def parquet(data: bytes, rng: random.Random) -> bytes:
+    """Change bytes of a footer, mostly, and correct its length."""
+    if len(data) < 12 or rng.random() < 0.15:
+        return numbers(data, rng)
     length = int.from_bytes(data[-8:-4], "little")
     if length > len(data) - 8:
         return data[:-8] + struct.pack("<I", min(length, len(data) - 8)) + b"PAR1"
     body, footer = data[: -8 - length], bytearray(data[-8 - length : -8])
-    for _ in range(dice.choice((1, 1, 2, 3, 6))):
+    for _ in range(rng.choice((1, 1, 2, 3, 6))):
         if footer:
-            _change_thrift(footer, dice)
-    told = dice.choice((len(footer),) * 8 + (0, len(footer) + 1, 2**31, 2**32 - 1))
-    return body + bytes(footer) + struct.pack("<I", told) + b"PAR1"
+            _change_thrift(footer, rng)
+    declared = rng.choice((len(footer),) * 8 + (0, len(footer) + 1, 2**31, 2**32 - 1))
+    return body + bytes(footer) + struct.pack("<I", declared) + b"PAR1"
 
 
-def _change_thrift(footer: bytearray, dice: random.Random) -> None:
-    at, kind = dice.randrange(len(footer)), dice.randrange(6)
+def _change_thrift(footer: bytearray, rng: random.Random) -> None:
+    at, kind = rng.randrange(len(footer)), rng.randrange(6)
     if kind == 0:
-        footer[at] ^= 1 << dice.randrange(8)
-    elif kind == 1:  # The heads of fields, of lists and of structs.
-        footer[at] = dice.choice((0, 1, 0x15, 0x16, 0x19, 0x1C, 0x2C, 0x7F, 0x80, 0xFF))
-    elif kind == 2:  # A number, as long as they get.
-        footer[at : at + 1] = b"\xff" * dice.choice((1, 4, 8, 9)) + b"\x01"
+        footer[at] ^= 1 << rng.randrange(8)
+    elif kind == 1:  # Headers of fields, lists and structs.
+        footer[at] = rng.choice((0, 1, 0x15, 0x16, 0x19, 0x1C, 0x2C, 0x7F, 0x80, 0xFF))
+    elif kind == 2:  # A varint of maximal length.
+        footer[at : at + 1] = b"\xff" * rng.choice((1, 4, 8, 9)) + b"\x01"
     elif kind == 3:
-        del footer[at : at + dice.choice((1, 2, 8, 40))]
+        del footer[at : at + rng.choice((1, 2, 8, 40))]
     elif kind == 4:
-        footer[at:at] = footer[at : at + dice.randrange(1, 64)] * dice.choice((1, 1, 20, 200))
+        footer[at:at] = footer[at : at + rng.randrange(1, 64)] * rng.choice((1, 1, 20, 200))
     else:
-        part, to = footer[at : at + dice.randrange(1, 32)], dice.randrange(len(footer))
+        part, to = footer[at : at + rng.randrange(1, 32)], rng.randrange(len(footer))
         footer[to : to + len(part)] = part

@@ -1,9 +1,9 @@
-"""The targets of the fuzzer: one for each reader of bytes that somebody else may have written.
+"""The targets of the fuzzer: one for each reader of untrusted bytes.
 
 A target calls the package's own functions on the bytes, as a command would. It
-keeps its promise if they are read or refused: with one of the package's errors,
-within its seconds and its memory. Anything else is a finding. No target needs
-the fuzzer, so that every input can be played once more without it.
+must read them, or refuse them with one of the package's errors, within limits
+of time and memory. Anything else is a finding. No target needs the fuzzer, so
+that every input can be replayed without it.
 """
 
 import os
@@ -25,7 +25,7 @@ from fwconvert.hub.retry import Passing
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEEDS = REPOSITORY / "tests" / "hostile" / "seeds"
 
-# Seconds of the processor, and bytes, that an input of a few KB may cost.
+# CPU seconds and bytes of memory that an input of a few KB may cost.
 MOST_SECONDS = 5.0
 MOST_BYTES = 300 * 10**6
 _SPARE_BYTES = 10**9
@@ -33,87 +33,87 @@ _SPARE_BYTES = 10**9
 
 @dataclass(frozen=True)
 class Target:
-    """A reader, and what may be done to the bytes that it is given."""
+    """A reader of bytes, and how to mutate them."""
 
     name: str
-    about: str
-    # Given a folder of its own, returns what reads an input.
+    description: str
+    # Given a scratch folder, returns a function that reads an input.
     make: Callable[[Path], Callable[[bytes], object]]
     mutate: Mutator
-    # How it may refuse.
+    # The errors with which it may refuse.
     allowed: tuple[type[BaseException], ...] = (FwconvertError,)
-    # Pieces of inputs that nobody finds by chance.
-    words: tuple[bytes, ...] = ()
+    # Parts of inputs that are hard to find by chance.
+    dictionary: tuple[bytes, ...] = ()
 
     @property
     def seeds(self) -> Path:
-        """The folder of its inputs that are in the repository."""
+        """The folder of its seeds in the repository."""
         return SEEDS / self.name
 
 
 @dataclass(frozen=True)
-class Played:
-    """What came of an input: "read", "refused" or "found", and why."""
+class Outcome:
+    """What became of an input: "read", "refused" or "found" (a finding), and why."""
 
-    ended: str
+    status: str
     reason: str = ""
-    # Equal for findings that have the same cause.
+    # Equal for findings with the same cause.
     site: str = ""
 
 
-class Player:
-    """Plays inputs to one target."""
+class Runner:
+    """Runs one target on inputs."""
 
     def __init__(self, target: Target, scratch: Path) -> None:
         self._allowed = target.allowed
         self._read = target.make(scratch)
         self._peak = 0
 
-    def play(self, data: bytes) -> Played:
-        """Give an input to the target; never raise for what comes of it."""
-        before, begun = max(self._peak, _peak_bytes()), time.process_time()
+    def run(self, data: bytes) -> Outcome:
+        """Give an input to the target; whatever it raises becomes an outcome."""
+        before, started = max(self._peak, _peak_bytes()), time.process_time()
         try:
             self._read(data)
-            played = Played("read")
+            outcome = Outcome("read")
         except self._allowed as error:
-            played = Played("refused", f"{type(error).__name__}: {error}")
+            outcome = Outcome("refused", f"{type(error).__name__}: {error}")
         except MemoryError as error:
-            traceback.clear_frames(error.__traceback__)  # They hold all of it, and to tell takes some, too.
-            return Played("found", "took all the memory that there was", _site(error))
-        except Exception as error:  # noqa: BLE001  # that there is none is what we are here for
-            return Played("found", "".join(traceback.format_exception(error)), _site(error))
-        seconds, self._peak = time.process_time() - begun, _peak_bytes()
+            traceback.clear_frames(error.__traceback__)  # They hold it all, and reporting takes some, too.
+            return Outcome("found", "took all memory", _site(error))
+        except Exception as error:  # noqa: BLE001  # any other error is a finding
+            return Outcome("found", "".join(traceback.format_exception(error)), _site(error))
+        seconds, self._peak = time.process_time() - started, _peak_bytes()
         if seconds > MOST_SECONDS:
-            return Played("found", f"took {seconds:.1f} s of the processor", "slow")
+            return Outcome("found", f"took {seconds:.1f} s of CPU time", "slow")
         if self._peak - before > MOST_BYTES:
-            return Played("found", f"took {self._peak - before:,} bytes of memory", "large")
-        return played
+            return Outcome("found", f"took {self._peak - before:,} bytes of memory", "large")
+        return outcome
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Have a folder during the block: in memory, if that can be, since inputs may be synced to the disk."""
+    """Make a folder for the block: in memory, if possible, since targets may call fsync."""
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fwconvert-fuzz-", dir=place) as folder:
         yield Path(folder)
 
 
-def bound_memory() -> None:
-    """Let this process have a GB more than now and no more: what would take a machine down fails here."""
+def limit_memory() -> None:
+    """Limit this process to a GB more than now: what would exhaust a machine fails here."""
     most = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize() + _SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has had. ru_maxrss would count its parent's, before exec."""
+    """Return the peak memory of this process. ru_maxrss would count its parent's, before exec."""
     found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
-    assert found is not None, "Linux tells it"
+    assert found is not None, "Linux reports it"
     return int(found[1]) * 1024
 
 
 def _site(error: Exception) -> str:
-    """Return where an error comes from: the innermost line that is ours."""
+    """Return where an error comes from: the innermost line of our own code."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "fwconvert" in Path(frame.filename).parts]
     frame = (ours or frames)[-1]
@@ -121,6 +121,7 @@ def _site(error: Exception) -> str:
 
 
 _JSON = (b'"format"', b'"sha256"', b"null", b"true", b"9223372036854775807", b"1e999", b"\\ud800", b"..")
+_WHERE = (b" and ", b" or ", b"not ", b" in (", b" is None", b"len(", b"column('", b"contains(")
 
 TARGETS = {
     target.name: target
@@ -147,36 +148,36 @@ TARGETS = {
             "a source manifest that a user names",
             folder.source_manifest,
             mutate.json_text,
-            words=_JSON,
+            dictionary=_JSON,
         ),
         Target(
             "run-manifest",
             "manifest.json: verify, show, trace, status, export, loader",
             folder.run_manifest_file,
             mutate.json_text,
-            words=_JSON,
+            dictionary=_JSON,
         ),
-        Target("plan", "the saved plan of a run", folder.plan, mutate.json_text, words=_JSON),
+        Target("plan", "the saved plan of a run", folder.plan, mutate.json_text, dictionary=_JSON),
         Target(
             "receipt",
             "the receipt of a job, held against the recipe",
             folder.job_receipt,
             mutate.json_text,
-            words=_JSON,
+            dictionary=_JSON,
         ),
         Target(
             "join-receipt",
             "the receipt of a joined shard, held against the recipe",
             folder.join_receipt,
             mutate.json_text,
-            words=_JSON,
+            dictionary=_JSON,
         ),
         Target(
             "records",
             "the small records: session, quarantine, places, demo corpus, lock, loader state",
             folder.small_records,
             mutate.json_text,
-            words=_JSON,
+            dictionary=_JSON,
         ),
         Target(
             "document-index",
@@ -195,7 +196,7 @@ TARGETS = {
             "a token shard: llm.c's, numpy's, headerless",
             files.token_shard,
             mutate.shard_header,
-            words=(b"'descr'", b"'<u2'", b"'shape'", b"'fortran_order'", b"\x93NUMPY\x01\x00", b"(1,)"),
+            dictionary=(b"'descr'", b"'<u2'", b"'shape'", b"'fortran_order'", b"\x93NUMPY\x01\x00", b"(1,)"),
         ),
         Target(
             "zstd",
@@ -208,7 +209,7 @@ TARGETS = {
             "an expression of --where, also in a manifest, and its evaluation",
             files.where_expression,
             mutate.expression,
-            words=(b" and ", b" or ", b"not ", b" in (", b" is None", b"len(", b"column('", b"contains("),
+            dictionary=_WHERE,
         ),
     )
 }

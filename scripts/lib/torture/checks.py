@@ -1,10 +1,10 @@
 """What is done to the program, one fault at a time, and what must hold after it.
 
-Each check makes a run go wrong, then gives the same command again, and returns
+Each check makes a run go wrong, then runs the same command again, and returns
 the problems that it found: none if the bytes are those of an undisturbed run,
-nothing is left behind, `verify` is content, no process lives on and no
-traceback was shown. Checks run in lanes, processes that have everything loaded
-and their own folders.
+nothing is left behind, `verify` passes, no process survives and there was no
+traceback. Checks run in processes that have everything loaded and keep a
+scratch folder of their own.
 """
 
 import atexit
@@ -19,19 +19,20 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from fwconvert.job import documents, worker
+from fwconvert.job import encoded, worker
+from fwconvert.processes import ProcessLimits
 from fwconvert.shards.cutting import Batch
 from torture.disks import Disk, ShrinkingDisk
 from torture.faults import Fault, Interposer, Point
-from torture.world import MET, WORLDS, Ended, Place, prepare
+from torture.testbed import INJECTED, SCENARIOS, Result, Testbed, prepare
 
 # Exit codes that a person can act on: done, not done, refused.
-_HONEST = {0, 1, 2}
+_ORDERLY = {0, 1, 2}
 
 
 @cache
-def lane() -> Path:
-    """Return this process's folder, in memory where that can be."""
+def scratch() -> Path:
+    """Return the scratch folder of this process, in memory where possible."""
     prepare()
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fwconvert-torture-", dir=memory if memory.is_dir() else None))
@@ -40,15 +41,15 @@ def lane() -> Path:
 
 
 @cache
-def place_of(world: int) -> Place:
-    """Return the place of a world in this lane."""
-    folder = lane() / f"world-{world}"
-    return Place.made(WORLDS[world], folder, folder / "out")
+def testbed_of(scenario: int) -> Testbed:
+    """Return this process's testbed for a scenario."""
+    folder = scratch() / f"scenario-{scenario}"
+    return Testbed.made(SCENARIOS[scenario], folder, folder / "out")
 
 
 @cache
 def disk_of(kind: str, options: str) -> Disk:
-    """Return a disk of this lane."""
+    """Return this process's disk of a kind."""
     folder = Path(tempfile.mkdtemp(prefix="fwconvert-disk-"))
     disk = Disk(kind, folder, options)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -57,170 +58,177 @@ def disk_of(kind: str, options: str) -> Disk:
 
 
 @cache
-def place_on(kind: str, world: int, options: str) -> Place:
-    """Return the place of a world on a disk of this lane."""
-    scratch = lane() / f"{kind}-{options}-{world}"
-    return Place.made(WORLDS[world], scratch, disk_of(kind, options).path / f"out-{world}")
+def testbed_on(kind: str, scenario: int, options: str) -> Testbed:
+    """Return this process's testbed for a scenario on a disk."""
+    folder = scratch() / f"{kind}-{options}-{scenario}"
+    return Testbed.made(SCENARIOS[scenario], folder, disk_of(kind, options).path / f"out-{scenario}")
 
 
 def counted(check: Callable[..., list[str]], *given: object) -> tuple[list[str], int]:
-    """Make a check; return the problems that it found, and how many faults at calls happened in it."""
-    before = MET["faults"]
+    """Run a check; return the problems that it found, and how many faults were injected at calls."""
+    before = INJECTED["faults"]
     problems = check(*given)
-    return problems, MET["faults"] - before
+    return problems, INJECTED["faults"] - before
 
 
-def points(world: int) -> list[Point]:
-    """Return the calls of a world that touch the output."""
-    return place_of(world).points
+def points(scenario: int) -> list[Point]:
+    """Return the calls of a scenario that touch the output."""
+    return testbed_of(scenario).points
 
 
-def kill(world: int, point: Point) -> list[str]:
-    """(1) A process dies at a call; the same command finishes."""
-    place = place_of(world)
-    return _crashed(place, [Fault(point)])
+def kill(scenario: int, point: Point) -> list[str]:
+    """(1) A process dies at a call."""
+    return _inject(testbed_of(scenario), [Fault(point)])
 
 
-def kill_again(world: int, first: Point, second: Point) -> list[str]:
-    """(2) And dies again while it resumes."""
-    return _crashed(place_of(world), [Fault(first), Fault(second)])
+def kill_again(scenario: int, first: Point, second: Point) -> list[str]:
+    """(2) A process dies at a call, and again while the run is resumed."""
+    return _inject(testbed_of(scenario), [Fault(first), Fault(second)])
 
 
-def fail(world: int, point: Point, error: int) -> list[str]:
+def fail_call(scenario: int, point: Point, error: int) -> list[str]:
     """(3) A call fails."""
-    return _crashed(place_of(world), [Fault(point, error)])
+    return _inject(testbed_of(scenario), [Fault(point, error)])
 
 
-def cut(kind: str, world: int, point: Point) -> list[str]:
-    """(4) The power goes when a process comes to a call."""
-    place = place_on(kind, world, "")
+def power_cut(kind: str, scenario: int, point: Point) -> list[str]:
+    """(4) The power fails when a process comes to a call."""
+    testbed = testbed_on(kind, scenario, "")
     try:
-        ended = place.session(Fault(point))
+        result = testbed.session(Fault(point))
         disk_of(kind, "").cut_power()
-        return [*_untidy(ended), *_finish(place)]
+        return [*_exit_problems(result), *_resume(testbed)]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def control(kind: str, world: int) -> list[str]:
+def control(kind: str, scenario: int) -> list[str]:
     """Lose power some time after a run that brought nothing to the disk: problems must be found."""
     options = "noauto_da_alloc,commit=1" if kind == "ext4" else ""
-    # On a busy machine the kernel may have written all by then: it gets another chance.
-    return next((found for _ in range(3) if (found := _lose_power(kind, world, options))), [])
+    # On a busy machine the kernel may have written everything by then: try again.
+    return next((found for _ in range(3) if (found := _lose_power(kind, scenario, options))), [])
 
 
-def _lose_power(kind: str, world: int, options: str) -> list[str]:
-    place = place_on(kind, world, options)
+def _lose_power(kind: str, scenario: int, options: str) -> list[str]:
+    testbed = testbed_on(kind, scenario, options)
     try:
-        place.session(interposer=Interposer(place.out, None, fsync=False))
+        testbed.session(interposer=Interposer(testbed.out, None, fsync=False))
         time.sleep(2.5)  # Names reach the disk by themselves now; data may not.
         disk_of(kind, options).cut_power()
-        return place.problems() if (place.out / ".fwconvert/temporary").is_dir() else ["the run is gone"]
+        return testbed.problems() if (testbed.out / ".fwconvert/temporary").is_dir() else ["the run is gone"]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def fill(size: int) -> list[str]:
-    """(5) The disk has so many bytes; later it has enough."""
-    disk, place = _small()
+def small_disk(size: int) -> list[str]:
+    """(5) The disk has only this many bytes; later it has enough."""
+    disk, testbed = _small()
     try:
         disk.resize(size)
-        ended = place.session()
-        said = [] if ended.code == 0 or "space" in ended.said else [f"does not speak of space: {ended.said}"]
+        result = testbed.session()
+        problems = _exit_problems(result)
+        if result.code != 0 and "space" not in result.output:
+            problems.append(f"does not mention space: {result.output}")
         disk.resize(64 * 2**20)
-        return [*said, *_untidy(ended), *_finish(place)]
+        return [*problems, *_resume(testbed)]
     finally:
         disk.resize(64 * 2**20)
-        place.clear()
+        testbed.clear()
 
 
 @cache
-def _small() -> tuple[ShrinkingDisk, Place]:
+def _small() -> tuple[ShrinkingDisk, Testbed]:
     folder = Path(tempfile.mkdtemp(prefix="fwconvert-small-"))
     disk = ShrinkingDisk(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(disk.close)
-    return disk, Place.made(WORLDS[0], lane() / "small", disk.path / "out")
+    return disk, Testbed.made(SCENARIOS[0], scratch() / "small", disk.path / "out")
 
 
-def poison(world: int, kind: str, source: int) -> list[str]:
-    """(6) One source ends every process that touches it: it alone is left out."""
-    place = place_of(world)
+def poison(scenario: int, kind: str, source: int) -> list[str]:
+    """(6) One source kills every process that reads it: it alone is quarantined."""
+    testbed = testbed_of(scenario)
     try:
-        ended = place.session(before=lambda: _poison(_POISONS[kind], source), more=("--stall-timeout", "5"))
-        problems = _untidy(ended)
-        left_out = [path.name[:3] for path in (place.out / ".fwconvert/quarantine").iterdir()]
-        receipts = len([*(place.out / ".fwconvert/receipts").iterdir()])
-        if ended.code != 1 or left_out != [f"{source:03}"] or receipts != place.world.files - 1:
-            problems.append(f"exit {ended.code}, left out {left_out}, done {receipts}: {ended.said[-300:]}")
-        return [*problems, *_finish(place)]
+        result = testbed.session(
+            before=lambda: _poison(_POISONS[kind], source), limits=ProcessLimits(stall_seconds=5)
+        )
+        problems = _exit_problems(result)
+        quarantined = [path.name[:3] for path in (testbed.out / ".fwconvert/quarantine").iterdir()]
+        receipts = len([*(testbed.out / ".fwconvert/receipts").iterdir()])
+        if result.code != 1 or quarantined != [f"{source:03}"] or receipts != testbed.scenario.files - 1:
+            problems.append(
+                f"exit {result.code}, quarantined {quarantined}, done {receipts}: {result.output[-300:]}"
+            )
+        return [*problems, *_resume(testbed)]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def twice(world: int, delay: float) -> list[str]:
+def two_sessions(scenario: int, delay: float) -> list[str]:
     """(7) Two sessions at once."""
-    place = place_of(world)
+    testbed = testbed_of(scenario)
     try:
         other = os.fork()
         if other == 0:
             time.sleep(delay)
-            second = Place(place.world, place.sources, place.out, place.scratch / "second")
+            second = Testbed(testbed.scenario, testbed.sources, testbed.out, testbed.scratch / "second")
             second.scratch.mkdir(exist_ok=True)
             os._exit(second.session().code)
-        ended = place.session()
+        result = testbed.session()
         code = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
-        codes = [] if {ended.code, code} <= {0, 2} else [f"exit {ended.code} and {code}: {ended.said[-300:]}"]
-        return [*codes, *_untidy(ended), *_finish(place)]
+        problems = _exit_problems(result)
+        if not {result.code, code} <= {0, 2}:
+            problems.append(f"exit {result.code} and {code}: {result.output[-300:]}")
+        return [*problems, *_resume(testbed)]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def hunt(world: int, seed: int) -> list[str]:
-    """(8) Processes die at random instants, session after session, until one gets through."""
-    place, dice = place_of(world), random.Random(seed)
+def random_kills(scenario: int, seed: int) -> list[str]:
+    """(8) Processes die at random calls, session after session; then one may finish."""
+    testbed, rng = testbed_of(scenario), random.Random(seed)
     problems: list[str] = []
     try:
         for session in range(4):
-            role = dice.choice(("driver", "worker"))
-            calls = [point for point in place.points if point.role == role]
+            role = rng.choice(("driver", "worker"))
+            calls = [point for point in testbed.points if point.role == role]
             # Each session finds less to do than the one before.
-            problems += _untidy(place.session(Fault(dice.choice(calls).sooner(1 / (session + 1)))))
-        return [*problems, *_finish(place)]
+            problems += _exit_problems(testbed.session(Fault(rng.choice(calls).sooner(1 / (session + 1)))))
+        return [*problems, *_resume(testbed)]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def _crashed(place: Place, faults: list[Fault]) -> list[str]:
+def _inject(testbed: Testbed, faults: list[Fault]) -> list[str]:
     try:
-        problems = [problem for fault in faults for problem in _untidy(place.session(fault))]
-        return [*problems, *_finish(place)]
+        problems = [problem for fault in faults for problem in _exit_problems(testbed.session(fault))]
+        return [*problems, *_resume(testbed)]
     finally:
-        place.clear()
+        testbed.clear()
 
 
-def _untidy(ended: Ended) -> list[str]:
-    """Return what is wrong with the end of a session that was disturbed."""
+def _exit_problems(result: Result) -> list[str]:
+    """Return what is wrong with how a session result."""
     problems = []
-    if ended.code != -signal.SIGKILL and ended.code not in _HONEST:
-        problems.append(f"exit {ended.code}: {ended.said[-500:]}")
-    if "Traceback" in ended.said:
-        problems.append(f"a traceback: {ended.said[-500:]}")
-    if ended.orphans:
-        problems.append(f"{ended.orphans} processes lived on")
+    if result.code != -signal.SIGKILL and result.code not in _ORDERLY:
+        problems.append(f"exit {result.code}: {result.output[-500:]}")
+    if "Traceback" in result.output:
+        problems.append(f"a traceback: {result.output[-500:]}")
+    if result.orphans:
+        problems.append(f"{result.orphans} processes survived")
     return problems
 
 
-def _finish(place: Place) -> list[str]:
-    """Give the same command again; return what is wrong after it."""
-    ended = place.session()
-    if ended.code != 0:
-        return [f"the same command ends with {ended.code}: {ended.said[-500:]}", *_untidy(ended)]
-    return [*_untidy(ended), *place.problems()]
+def _resume(testbed: Testbed) -> list[str]:
+    """Run the same command again, undisturbed; return what is wrong after it."""
+    result = testbed.session()
+    if result.code != 0:
+        return [f"the same command exits with {result.code}: {result.output[-500:]}", *_exit_problems(result)]
+    return [*_exit_problems(result), *testbed.problems()]
 
 
 class _PanicException(BaseException):
-    """As tiktoken's."""
+    """As tiktoken raises it."""
 
 
 def _hang() -> None:
@@ -248,10 +256,10 @@ POISONS = tuple(_POISONS)
 
 
 def _poison(happens: Callable[[], object], source: int) -> None:
-    class Poisoned(documents.Documents):
+    class Poisoned(encoded.EncodedSource):
         def batches(self) -> Iterator[Batch]:
             if self._order.source_index == source:
                 happens()
             return super().batches()
 
-    vars(worker)["Documents"] = Poisoned
+    vars(worker)["EncodedSource"] = Poisoned

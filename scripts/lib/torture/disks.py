@@ -2,7 +2,7 @@
 
 The shutdown call of ext4 and xfs drops everything that is not on the disk yet,
 data and names, as a power cut does. Needs root, loop devices and the file
-system's own tools; where one is missing, `why_not` says so.
+system's own tools; where one is missing, `skip_reason` says which.
 """
 
 import fcntl
@@ -23,8 +23,8 @@ _MAKE = {
 _MEGABYTES = {"ext4": 64, "xfs": 320}
 
 
-def why_not(kind: str) -> str:
-    """Return why this machine has no such disk, or nothing if it has."""
+def skip_reason(kind: str) -> str:
+    """Return why this machine cannot have such a disk; empty if it can."""
     if os.geteuid() != 0:
         return "mounting needs root"
     if shutil.which(_MAKE[kind][0]) is None:
@@ -48,7 +48,7 @@ class Disk:
         self._mount()
 
     def cut_power(self) -> None:
-        """Lose all that is not on the disk, then come back."""
+        """Lose everything that is not on the disk, then mount again."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("<I", _NO_LOG_FLUSH))
@@ -58,7 +58,7 @@ class Disk:
         self._mount()
 
     def close(self) -> None:
-        """Take it away."""
+        """Unmount it."""
         _unmount(self.path)
 
     def _mount(self) -> None:
@@ -67,7 +67,7 @@ class Disk:
 
 
 class ShrinkingDisk:
-    """A file system in memory with so much space."""
+    """A file system in memory whose size can be changed."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "small"
@@ -75,16 +75,16 @@ class ShrinkingDisk:
         _run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self.path)])
 
     def resize(self, size: int) -> None:
-        """Have so many bytes in all."""
+        """Set its size in bytes."""
         _run(["mount", "-o", f"remount,size={size}", str(self.path)])
 
     def close(self) -> None:
-        """Take it away."""
+        """Unmount it."""
         _unmount(self.path)
 
 
 def _unmount(path: Path) -> None:
-    # Who was just killed may hold it for another instant.
+    # A process that was just killed may hold it a moment longer.
     for _ in range(100):
         if subprocess.run(["umount", str(path)], capture_output=True, check=False).returncode == 0:
             return

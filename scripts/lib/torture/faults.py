@@ -1,10 +1,10 @@
-"""Faults at system calls: count the calls that touch the output, and let one of them go wrong.
+"""Fault injection: count the system calls that touch the output, and make one of them go wrong.
 
-All output goes through Python's `os`, so what stands between fwconvert and the
-kernel can be replaced there: the n-th call of a kind, in the driver or in a
-worker, kills its process, or fails with an error, without being carried out.
-That is where strace would inject it (`torture.real` does, to check), at a
-hundredth of the cost. A fault happens once, whoever comes to its place first.
+All output goes through Python's `os`, so its functions can be replaced: the
+n-th call of a kind, in the driver or in a worker, kills its process or fails
+with an error, without being carried out. That is where strace would inject it
+(`torture.real` does, to check), at a hundredth of the cost. A fault is injected
+once, into whichever process comes to that call first.
 """
 
 import errno
@@ -44,13 +44,13 @@ class Point:
     number: int
 
     def sooner(self, share: float) -> "Point":
-        """Return the same after a share of as many calls: for a session that has less to do."""
+        """Return the same call, earlier by this factor: for a session that has less to do."""
         return Point(self.role, self.call, 1 + int((self.number - 1) * share))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at a point: death, or an errno."""
+    """What goes wrong at a point: the process dies, or the call fails with an errno."""
 
     point: Point
     error: int | None = None
@@ -63,14 +63,14 @@ class Fault:
 
 
 class Interposer:
-    """Stands before the calls of this process and of those forked from it."""
+    """Wraps the calls of this process and of those forked from it."""
 
     def __init__(self, out: Path, fault: Fault | None, *, fsync: bool = True) -> None:
         self._out = str(out)
         self._fault = fault
         self._fsync = fsync
-        # Shared with forked processes: has it happened; and how often each was called, by role.
-        self._happened = mmap.mmap(-1, 8)
+        # Shared with forked processes: was the fault injected, and how often was each call made, by role.
+        self._triggered = mmap.mmap(-1, 8)
         self._totals = mmap.mmap(-1, 4096)
         self._driver = os.getpid()
         self._owner = 0
@@ -79,19 +79,19 @@ class Interposer:
         self._ours: set[int] = set()
 
     def install(self) -> None:
-        """Put it in place, in the driver; it stays for the life of the process."""
+        """Replace the calls, in the driver; they stay replaced for the life of the process."""
         self._driver = os.getpid()
         for call in ERRORS:
-            place = fcntl if call == "flock" else os
-            setattr(place, call, self._wrapped(call, getattr(place, call)))
+            module = fcntl if call == "flock" else os
+            setattr(module, call, self._wrapped(call, getattr(module, call)))
 
     @property
-    def happened(self) -> bool:
-        """Whether the fault has happened."""
-        return self._happened[0] != 0
+    def triggered(self) -> bool:
+        """Whether the fault was injected."""
+        return self._triggered[0] != 0
 
     def points(self) -> list[Point]:
-        """Return all points that were passed, of the busiest process of each role."""
+        """Return all calls that were made, by the busiest process of each role."""
         roles: tuple[Role, ...] = ("driver", "worker")
         return [
             Point(role, call, number)
@@ -129,7 +129,7 @@ class Interposer:
 
     def _count(self, call: str) -> None:
         with self._lock:
-            if self._owner != os.getpid():  # A new process, or one that was just forked.
+            if self._owner != os.getpid():  # The first call of this process.
                 self._owner = os.getpid()
                 self._counts.clear()
             self._counts[call] += 1
@@ -137,8 +137,8 @@ class Interposer:
             role: Role = "driver" if self._owner == self._driver else "worker"
             self._note(role, call, number)
         fault = self._fault
-        if fault is not None and fault.point == Point(role, call, number) and not self.happened:
-            self._happened[0] = 1
+        if fault is not None and fault.point == Point(role, call, number) and not self.triggered:
+            self._triggered[0] = 1
             if fault.error is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             else:

@@ -1,4 +1,4 @@
-"""A long run of many sources, watched: memory, open files and the driver's own CPU must not grow with them.
+"""A long run over many sources: memory, open files and the driver's CPU time must not grow with their number.
 
 scripts/torture soak --sources 5000
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torture.world import members_of
+from torture.testbed import members_of
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -26,7 +26,7 @@ _DIFFERENT = 20
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a process."""
+    """The state of a process at one moment."""
 
     done: int
     bytes: int
@@ -36,7 +36,7 @@ class Sample:
 
 
 def main() -> int:
-    """Convert, watch, and print what was seen."""
+    """Convert, sample the processes, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--sources", metavar="N", type=int, default=5000, help="default: 5000")
     parser.add_argument(
@@ -45,14 +45,14 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fwconvert-soak-") as folder:
         sources = _make(Path(folder) / "sources", given.sources, given.kilobytes)
-        begun = time.monotonic()
+        started = time.monotonic()
         seen = _watch(sources, Path(folder) / "out")
-        print(_table(seen, given.sources, time.monotonic() - begun))
+        print(_table(seen, given.sources, time.monotonic() - started))
     return 0
 
 
 def _make(folder: Path, count: int, kilobytes: int) -> Path:
-    """Write some sources, and give them as many names as are wanted."""
+    """Write a few different sources, and link them under as many names as are wanted."""
     folder.mkdir()
     random = np.random.Generator(np.random.PCG64(1))
     for number in range(count):
@@ -80,11 +80,11 @@ def _watch(sources: Path, out: Path) -> dict[str, list[Sample]]:
                     seen["driver"].append(_look(pid, done))
                 elif b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     seen["worker"].append(_look(pid, done))
-            except (OSError, IndexError):  # It has just ended.
+            except (OSError, IndexError):  # It has just exited.
                 continue
         time.sleep(_EVERY_SECONDS)
     if driver.returncode:
-        raise SystemExit(f"the run ended with {driver.returncode}")
+        raise SystemExit(f"the run failed with exit code {driver.returncode}")
     return seen
 
 

@@ -1,8 +1,8 @@
-"""What fwconvert is measured against: the ceiling, and the floor of the hardware.
+"""What limits fwconvert: the ceiling of its libraries, and what decoding, hashing and writing cost alone.
 
-The ceiling is what fwconvert cannot pass with the libraries that it uses: the
-same files dealt out to as many spawned processes, which decode the text as
-fwconvert does and hand it to the fast encoder, and do nothing with the result.
+The ceiling cannot be passed with the libraries that fwconvert uses: the same
+files are distributed over as many spawned processes, which decode the text as
+fwconvert does, hand it to the fast encoder, and discard the result.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 def texts(path: Path) -> Iterator[pa.Array]:
-    """Yield the text column as fwconvert.sources.parquet reads it, but for its checks."""
+    """Yield the text column as fwconvert.sources.parquet reads it, without its checks."""
     with pq.ParquetFile(
         path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
     ) as parquet:
@@ -43,14 +43,14 @@ def texts(path: Path) -> Iterator[pa.Array]:
 
 
 def counts(text: pa.Array, tokens: int = 0) -> Counts:
-    """Return what a row of the benchmark counts: a document is what has text, and has one EOT on top."""
+    """Return the counts of a row: a document is a non-empty text, and has one EOT token on top."""
     sizes = pc.fill_null(pc.binary_length(text), 0)
     documents = int(np.count_nonzero(sizes.to_numpy(zero_copy_only=False)))
     return Counter(documents=documents, text_bytes=pc.sum(sizes).as_py() or 0, tokens=tokens + documents)
 
 
 def ceiling(files: list[str], processes: int, tokenizer: str) -> Counts:
-    """Decode and encode, in so many processes."""
+    """Decode and encode, in this many processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         return sum(pool.map(_encode_file, files, [tokenizer] * len(files)), Counter())
 
@@ -61,7 +61,7 @@ def _encode_file(path: str, name: str) -> Counts:
 
 
 def rank_table(chosen: vocabulary.Vocabulary) -> bytes:
-    """Return a rank table: the package's, or the one that tiktoken has (see TIKTOKEN_CACHE_DIR)."""
+    """Return a rank table: the package's, or tiktoken's (see TIKTOKEN_CACHE_DIR)."""
     with tempfile.TemporaryDirectory() as folder:
         vocabulary.provide(chosen, Path(folder))
         return vocabulary.read_table(chosen, Path(folder))
@@ -69,10 +69,10 @@ def rank_table(chosen: vocabulary.Vocabulary) -> bytes:
 
 @lru_cache(maxsize=1)
 def fast_encoder(name: str) -> Encode:
-    """Return a function that encodes texts and tells how many tokens they have.
+    """Return a function that encodes texts and returns the number of tokens.
 
-    gigatoken by itself: no check for doubtful characters, no limit to what it
-    remembers. Where it is missing, fwconvert falls back on the reference, and so does this.
+    gigatoken alone: no check for characters on which it is wrong, no limit to its
+    cache. Where it is missing, fwconvert falls back on the reference, and so does this.
     """
     chosen = vocabulary.find(name)
     if chosen.table not in encoders.PRETOKENIZERS or util.find_spec("gigatoken") is None:
@@ -114,7 +114,7 @@ def sha256(files: list[str]) -> None:
 
 
 def write(out: str, size: int) -> None:
-    """Write as many bytes as the output has, and bring them to the disk."""
+    """Write as many bytes as the output has, and fsync them."""
     block = memoryview(os.urandom(_BLOCK_BYTES))
     with Path(out).open("wb", buffering=0) as file:
         file.writelines(block[: size - done] for done in range(0, size, _BLOCK_BYTES))

@@ -1,10 +1,10 @@
-"""The program under torture: small worlds to convert, sessions on them, and what must hold after each.
+"""The program under test: small scenarios, sessions that convert them, and what must hold after each.
 
-A session is a process forked from one that has everything loaded, which runs
-`fwconvert` itself from its command line on; its workers are forked too, where
-users have them spawned, and blocks are small, so that a few kilobytes of text
-pass through all that gigabytes would. That makes a session of a tenth of a
-second. `torture.real` runs the program as users do.
+A session is forked from a process that has everything loaded, and runs the
+`fwconvert` command line. Its workers are forked too, where users have them
+spawned, and blocks are small, so that a few kilobytes of text exercise what
+gigabytes would. A session then takes a tenth of a second. `torture.real` runs
+the program as users do.
 """
 
 import hashlib
@@ -20,64 +20,68 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fwconvert import cli
-from fwconvert.cli import progress  # noqa: F401
+from fwconvert.cli import progress
 from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
-from fwconvert.job import worker  # noqa: F401
-from fwconvert.run import convert  # noqa: F401
+from fwconvert.job import worker
+from fwconvert.processes import ProcessLimits
+from fwconvert.run import convert
 from fwconvert.run.engines.local import LocalEngine
-
-# Some are there to be loaded before anything is forked.
 from fwconvert.store import atomic
 from torture.faults import Fault, Interposer, Point
 
-# How many faults at calls have happened in this process: a session may end before it comes to its own.
-MET: Counter[str] = Counter()
+# What a session would import: loaded before anything is forked.
+_PRELOADED = (progress, worker, convert)
+
+# How many faults were injected from this process: a session may end before it comes to its own.
+INJECTED: Counter[str] = Counter()
 
 _PATIENCE_SECONDS = 60.0
 _ORPHAN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """Some sources and a recipe."""
 
     name: str
     files: int
     rows: int
     options: tuple[str, ...]
-    # Not the conversion is tortured, but an export of what it made, with these options.
+    # Test an export of the conversion, with these options, instead of the conversion itself.
     export: tuple[str, ...] = ()
-    # All rows of a source are the same, so that its footer tells of far less than it holds.
+    # All rows of a source are equal: by its footer it has far less text than it holds.
     alike: bool = False
     workers: int = 1
 
-    def command(self, sources: Path, out: Path, *more: str) -> list[str]:
-        """Return the words of the command. For an export, `sources` is the finished run."""
+    def command(self, sources: Path, out: Path) -> list[str]:
+        """Return the arguments of the command. For an export, `sources` is the finished run."""
         begin = ["export", str(sources)] if self.export else ["--source", str(sources)]
         options = self.export or self.options
-        return [*begin, "--out", str(out), "--workers", str(self.workers), "--no-disk-check", *options, *more]
+        return [*begin, "--out", str(out), "--workers", str(self.workers), "--no-disk-check", *options]
 
 
 _SMALL = ("--tokenizer", "bytes", "--val-tokens", "700")
 _LIMIT = ("--limit-tokens", "16000", "--where", "length > 3")
-WORLDS = (
-    World("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
-    World("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
-    World("seven sources", 7, 5, (*_SMALL, "--shard-tokens", "4000")),
-    World("one source", 1, 20, (*_SMALL, "--shard-tokens", "900", "--eot", "after")),  # its end is absorbed
-    World("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
-    World("one file", 3, 12, (*_SMALL, "--format", "raw")),
-    World("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
-    World("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True, workers=3),
-    World("compressed", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--compress", "zstd")),
-    World(
+SCENARIOS = (
+    Scenario("three sources", 3, 12, (*_SMALL, "--shard-tokens", "1500")),
+    Scenario("one stream", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--layout", "contiguous")),
+    Scenario("seven sources", 7, 5, (*_SMALL, "--shard-tokens", "4000")),
+    # Its tail is absorbed.
+    Scenario("one source", 1, 20, (*_SMALL, "--shard-tokens", "900", "--eot", "after")),
+    Scenario("large blocks", 2, 30, (*_SMALL, "--shard-tokens", "20000")),
+    Scenario("one file", 3, 12, (*_SMALL, "--format", "raw")),
+    Scenario("files beside", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--format", "datatrove")),
+    Scenario("a limit", 4, 20, (*_SMALL, "--shard-tokens", "4000", *_LIMIT), alike=True, workers=3),
+    Scenario("compressed", 3, 12, (*_SMALL, "--shard-tokens", "1500", "--compress", "zstd")),
+    Scenario(
         "an export",
         3,
         12,
@@ -87,17 +91,17 @@ WORLDS = (
 )
 
 
-def make_sources(world: World, folder: Path) -> Path:
-    """Write the sources of a world: the same every time."""
-    random = np.random.Generator(np.random.PCG64(world.files * 1000 + world.rows))
+def make_sources(scenario: Scenario, folder: Path) -> Path:
+    """Write the sources of a scenario, the same every time."""
+    random = np.random.Generator(np.random.PCG64(scenario.files * 1000 + scenario.rows))
     folder.mkdir(parents=True)
-    for number in range(world.files):
-        lengths = random.integers(1, 900, world.rows)
+    for number in range(scenario.files):
+        lengths = random.integers(1, 900, scenario.rows)
         texts = ["".join(map(chr, random.integers(97, 123, length))) for length in lengths]
-        if world.alike:
-            texts = texts[:1] * world.rows
+        if scenario.alike:
+            texts = texts[:1] * scenario.rows
         table = pa.table({"text": texts, "length": [len(text) for text in texts]})
-        size = world.rows if world.alike else 5
+        size = scenario.rows if scenario.alike else 5
         pq.write_table(table, folder / f"{number:03}.parquet", row_group_size=size)
     return folder
 
@@ -105,45 +109,43 @@ def make_sources(world: World, folder: Path) -> Path:
 def prepare() -> None:
     """Make this process one that sessions can be forked from."""
     atomic.BLOCK_BYTES = 4096
-    # A forked worker has the driver's memory but not its threads.
-    os.register_at_fork(after_in_child=atomic._writer.cache_clear)  # noqa: SLF001
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a session ended. `code` is negative if a signal ended it."""
+class Result:
+    """How a session result. `code` is negative if a signal killed it."""
 
     code: int
-    said: str
+    output: str
     orphans: int
 
 
 @dataclass
-class Place:
-    """A folder for one run after another of one world."""
+class Testbed:
+    """Where one run after another of a scenario takes place, with what an undisturbed one makes."""
 
-    world: World
+    scenario: Scenario
     sources: Path
     out: Path
     scratch: Path
-    golden: dict[str, str] = field(default_factory=dict)
+    expected: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
 
     @classmethod
-    def made(cls, world: World, scratch: Path, out: Path) -> "Place":
-        """Convert once, undisturbed, to know what is right and which calls there are."""
-        sources = make_sources(world, scratch / "sources")
-        if world.export:
-            convert = cls(replace(world, export=()), sources, scratch / "run", scratch)
-            ended, sources = convert.session(), convert.out
-            assert ended.code == 0, ended.said
-        place = cls(world, sources, out, scratch)
+    def made(cls, scenario: Scenario, scratch: Path, out: Path) -> "Testbed":
+        """Convert once, undisturbed, to learn the right bytes and the calls that can fail."""
+        sources = make_sources(scenario, scratch / "sources")
+        if scenario.export:
+            convert = cls(replace(scenario, export=()), sources, scratch / "run", scratch)
+            result, sources = convert.session(), convert.out
+            assert result.code == 0, result.output
+        testbed = cls(scenario, sources, out, scratch)
         interposer = Interposer(out, None)
-        ended = place.session(interposer=interposer)
-        assert ended.code == 0, ended.said
-        place.golden, place.points = tree(out), interposer.points()
-        place.clear()
-        return place
+        result = testbed.session(interposer=interposer)
+        assert result.code == 0, result.output
+        testbed.expected, testbed.points = tree(out), interposer.points()
+        testbed.clear()
+        return testbed
 
     def session(
         self,
@@ -151,19 +153,21 @@ class Place:
         *,
         interposer: Interposer | None = None,
         before: Callable[[], None] | None = None,
-        more: tuple[str, ...] = (),
-    ) -> Ended:
-        """Run the command in a process of its own until it ends or is ended."""
+        limits: ProcessLimits | None = None,
+    ) -> Result:
+        """Run the command in a process of its own until it exits or is killed."""
         interposer = interposer or Interposer(self.out, fault)
-        log = self.scratch / "said"
+        log = self.scratch / "output"
+        words = self.scenario.command(self.sources, self.out)
+        fork = multiprocessing.get_context("fork")
+        engine = LocalEngine(self.scenario.workers, limits or ProcessLimits(), fork)
         child = os.fork()
         if child == 0:
-            words = self.world.command(self.sources, self.out, *more)
-            _live(interposer, log, before, words, self.world.workers)
+            _run_session(interposer, log, before, lambda: cli.main(words, engine=engine))
         code = _wait(child)
         orphans = wait_for_end(child)
-        MET["faults"] += interposer.happened
-        return Ended(code, log.read_text(errors="replace"), orphans)
+        INJECTED["faults"] += interposer.triggered
+        return Result(code, log.read_text(errors="replace"), orphans)
 
     def clear(self) -> None:
         """Remove the output."""
@@ -172,7 +176,7 @@ class Place:
     def problems(self) -> list[str]:
         """Return what is wrong with a run that should be finished."""
         found = []
-        if tree(self.out) != self.golden:
+        if tree(self.out) != self.expected:
             found.append("other bytes than the undisturbed run")
         if left := [path.name for path in (self.out / ".fwconvert/temporary").iterdir()]:
             found.append(f"left behind: {left[0]}")
@@ -184,10 +188,10 @@ class Place:
         return found
 
 
-def _live(
-    interposer: Interposer, log: Path, before: Callable[[], None] | None, words: list[str], workers: int
-) -> None:
-    """Be the session; does not return."""
+def _run_session(
+    interposer: Interposer, log: Path, before: Callable[[], None] | None, command: Callable[[], int]
+) -> NoReturn:
+    """Be the session, in a forked process; does not return."""
     code = 99
     try:
         os.setsid()
@@ -200,7 +204,7 @@ def _live(
         if before is not None:
             before()
         interposer.install()
-        code = cli.main(words, engine=LocalEngine(workers, context=multiprocessing.get_context("fork")))
+        code = command()
         sys.stdout.flush()
     finally:
         os._exit(code)
@@ -220,7 +224,7 @@ def _wait(child: int) -> int:
 
 
 def wait_for_end(session: int) -> int:
-    """Return how many processes of a session live on after two seconds; none does after this."""
+    """Return how many processes of a session are alive after two seconds, and kill those."""
     deadline = time.monotonic() + _ORPHAN_SECONDS
     while members := members_of(session):
         if time.monotonic() > deadline:
@@ -242,14 +246,14 @@ def members_of(session: int) -> list[int]:
                 state, sid, threads = facts[0], int(facts[3]), int(facts[17])
             except (OSError, IndexError):
                 continue
-            # One whose first thread is gone already holds its files until the last one is.
+            # A zombie with further threads still holds its files.
             if sid == session and (state != "Z" or threads > 1):
                 found.append(int(path.name))
     return found
 
 
 def tree(out: Path) -> dict[str, str]:
-    """Return the sha256 of every output file; of the run manifest without its sessions."""
+    """Return the sha256 of every output file, of the run manifest without its sessions."""
     found = {}
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()

@@ -1,11 +1,12 @@
-"""The documents of one source shard as tokens, taken from the token shards of another run.
+"""A source shard as tokens, taken from the token shards of another run.
 
-Nothing is encoded again. What the other run has is held against its own
-document index and its own counts; the separator goes to the other side of each
-document if it should stand there.
+Nothing is encoded again. What the other run has is compared with its own
+document index and its own counts; the separator moves to the other side of each
+document if that is where it should be.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
+from fwconvert.sources.parquet import Proof
 from fwconvert.store.local import LocalStore
-from fwconvert.store.receipts import Counts
 from fwconvert.tokens import vocabulary
 
 # Tokens at a time: a few MB.
 STEP = 2**21
 
 
-class ExportedDocuments:
+class ExistingTokens:
     """Reads the stream of a source once; proves that it is what its run says."""
 
     # Nothing is encoded, so there is nothing to audit.
@@ -32,16 +33,26 @@ class ExportedDocuments:
 
     def __init__(self, order: ConvertOrder, exported: Exported, reporter: Reporter) -> None:
         self._order = order
-        self._reporter = reporter
         self._exported = exported
+        self._reporter = reporter
         self._reader = StreamReader(
-            LocalStore(exported.run),
+            LocalStore(Path(exported.run)),
             exported.rules,
             exported.passages,
             vocabulary.find(exported.rules.tokenizer).eot,
             reporter.check,
         )
+        # What was seen when the source itself was read.
+        self.counts = exported.counts
         self._documents, self._last_row = 0, -1
+
+    def prove(self) -> Proof:
+        """Return what the other run says of the source, which is not needed itself."""
+        # No time: whoever has the file will hash it.
+        return Proof(self._exported.sha256, self._exported.bytes, 0)
+
+    def check_unchanged(self, proof: Proof) -> None:
+        """Do nothing: each file of the other run was hashed before it was believed."""
 
     def batches(self) -> Iterator[Batch]:
         """Yield the stream in order, in steps; a document may run across them."""
@@ -50,35 +61,29 @@ class ExportedDocuments:
         for begin in range(0, reader.length, STEP):
             end = min(begin + STEP, reader.length)
             found = reader.documents(begin, end)
-            self._check(begin, end, found)
-            yield Batch(self._turned(begin, end), found.starts - begin, found.rows)
+            self._check_documents(begin, end, found)
+            self._reporter.check()
+            yield Batch(self._with_separators(begin, end), found.starts - begin, found.rows)
             self._reporter.show(end, reader.length)
             self._reporter.show_text(end, counts.text_bytes * end // reader.length)
         if self._documents != counts.documents:
             raise self._misfit(f"{counts.documents:,} documents", f"{self._documents:,}")
 
-    def counts(self) -> Counts:
-        """Return what was seen when the source itself was read."""
-        return self._exported.counts
-
-    def _turned(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the tokens from `begin` to `end`, with the separator on the side where it should be.
+    def _with_separators(self, begin: int, end: int) -> NDArray[Any]:
+        """Return the tokens from `begin` to `end`, with each separator on the side where it should be.
 
         E d1 E d2 becomes d1 E d2 E, or the other way round: one token goes at
         one end and comes at the other. Documents start where they started.
         """
-        reader, before = self._reader, self._exported.rules.eot == "before"
-        if self._order.context.rules.eot == self._exported.rules.eot:
+        reader, rules = self._reader, self._exported.rules
+        if self._order.context.rules.eot == rules.eot:
             return reader.tokens(begin, end)
-        if before:
+        separator = np.array([reader.eot], rules.token_type)
+        if rules.eot == "before":
             tokens = reader.tokens(begin + 1, end + 1)
-            return tokens if end < reader.length else np.append(tokens, self._separator())
+            return tokens if end < reader.length else np.append(tokens, separator)
         tokens = reader.tokens(max(begin - 1, 0), end - 1)
-        return tokens if begin else np.append(self._separator(), tokens)
-
-    def _separator(self) -> NDArray[Any]:
-        kind = self._exported.rules.token_type
-        return np.array([self._reader.eot], kind)
+        return tokens if begin else np.append(separator, tokens)
 
     def _check_ends(self) -> None:
         """Raise ShardError unless the stream is as long as it should be, and begins and ends a document."""
@@ -95,7 +100,7 @@ class ExportedDocuments:
         if (last == [reader.eot]) != (self._exported.rules.eot == "after"):
             raise self._misfit(f"a separator {self._exported.rules.eot} each document", f"{last} at the end")
 
-    def _check(self, begin: int, end: int, found: DocumentStarts) -> None:
+    def _check_documents(self, begin: int, end: int, found: DocumentStarts) -> None:
         """Raise ShardError unless documents start where the separators say, in the order of their rows."""
         shift = 0 if self._exported.rules.eot == "before" else 1
         tokens = self._reader.tokens(begin, end)

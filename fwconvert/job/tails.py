@@ -21,33 +21,35 @@ from fwconvert.shards.shard import (
     tail_index_type,
     token_count,
 )
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import Absorbed, Segment
 
 # Tokens copied at a time: a few MB.
 _STEP = 2**21
 
 
-def joined_pieces(folder: RunFolder, order: JoinOrder) -> Iterator[Piece]:
+def joined_pieces(store: Store, order: JoinOrder) -> Iterator[Piece]:
     """Yield the tokens and the document starts of a joined shard: a job's shard, if any, then the tails."""
     rules = order.context.rules
     if order.absorbed:
-        yield from _absorbed_pieces(folder, order.absorbed, rules)
+        yield from _absorbed_pieces(store, order.absorbed, rules)
     for segment, key in zip(order.segments, order.tails, strict=True):
-        read = _tail_reader(folder.tail(key), rules, segment)
-        yield from _pieces(read, map_array(folder.tail_index(key), tail_index_type(rules), 0), segment)
+        read = _tail_reader(store.local(layout.tail(key)), rules, segment)
+        index = map_array(store.local(layout.tail_index(key)), tail_index_type(rules), 0)
+        yield from _pieces(read, index, segment)
 
 
 # Reads the tokens from one position to another; it is asked for all of them in sequence.
 Read = Callable[[int, int], NDArray[Any]]
 
 
-def _absorbed_pieces(folder: RunFolder, absorbed: Absorbed, rules: Rules) -> Iterator[Piece]:
-    """Yield a token shard. It is read: mapped or unpacked whole, all of it would count as memory."""
-    path, kind = folder.shard(absorbed.name), numpy_type(rules.token_type)
+def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator[Piece]:
+    """Yield a token shard. It is read, because what is mapped or unpacked whole counts as memory."""
+    path, kind = store.local(layout.shard(absorbed.name)), numpy_type(rules.token_type)
     whole = Segment(absorbed.source, 0, 0, absorbed.tokens)
     _check_length(path, token_count(path, rules.token_type, rules.kind), whole)
-    index = read_index(folder.shard_index(absorbed.name), rules.kind)
+    index = read_index(store.local(layout.index(absorbed.name)), rules.kind)
     with opened(path) as file:
         file.read(rules.kind.header_bytes)
         yield from _pieces(
@@ -56,7 +58,7 @@ def _absorbed_pieces(folder: RunFolder, absorbed: Absorbed, rules: Rules) -> Ite
 
 
 def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:
-    """Return what reads a tail: reads, not maps, because what is mapped counts as a worker's memory."""
+    """Return a reader of a tail. It does not map it, because what is mapped counts as memory."""
     kind, header_bytes = numpy_type(rules.token_type), rules.kind.header_bytes
     _check_length(path, len(map_array(path, kind, header_bytes)), segment)
     return lambda begin, end: read_array(path, kind, header_bytes + begin * kind.itemsize, end - begin)
