@@ -17,7 +17,7 @@ from fwconvert import machine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Patience, patiently
-from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext, SourceFile
+from fwconvert.job.orders import ConvertOrder, JoinOrder, Ready, RunContext, SourceFile
 from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits
 from fwconvert.recipes import Recipe, check_rules
@@ -26,7 +26,7 @@ from fwconvert.run.engines import Engine
 from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.estimate import expected_amounts
 from fwconvert.run.events import Observer, SilentObserver, Snapshot, StopSwitch
-from fwconvert.run.inputs import Input, Ready
+from fwconvert.run.inputs import Input
 from fwconvert.run.limiter import Rations
 from fwconvert.run.prefetch import open_input
 from fwconvert.run.resume import Found, find_done

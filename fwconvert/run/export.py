@@ -21,7 +21,7 @@ from fwconvert.formats import Format, FormatName
 from fwconvert.hub.retry import Patience
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
-from fwconvert.job.orders import ConvertOrder, Exported
+from fwconvert.job.orders import ConvertOrder, Exported, Ready
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import request
@@ -29,7 +29,7 @@ from fwconvert.run.convert import Conversion, Result, environment
 from fwconvert.run.engines import Engine
 from fwconvert.run.estimate import Needs, estimate_needs
 from fwconvert.run.events import Observer, StopSwitch
-from fwconvert.run.inputs import Input, IsWanted, Ready, always
+from fwconvert.run.inputs import Input, IsWanted, always
 from fwconvert.sources.catalog import Size
 from fwconvert.store import atomic, layout, saved_recipe, sessions
 from fwconvert.store.base import Store

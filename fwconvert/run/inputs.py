@@ -8,7 +8,7 @@ a prefetcher another (`prefetch`), a finished run a third (`export`).
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from fwconvert import files
 from fwconvert.errors import SourceError
 from fwconvert.hub.retry import Patience
-from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, Ready, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
 from fwconvert.run.estimate import Needs, estimate_needs
@@ -27,9 +27,6 @@ from fwconvert.store import layout, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import encoders, vocabulary
-
-# An order whose file is there, one whose file cannot be had, or None: nothing yet, ask again.
-Ready = Iterator[ConvertOrder | Unfetched | None]
 
 # Tells whether a source should be fetched already, though not all before it are converted.
 IsWanted = Callable[[ConvertOrder], bool]

@@ -20,7 +20,7 @@ from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Fetching
 from fwconvert.hub.ranged import RangedFile
 from fwconvert.hub.retry import Patience
-from fwconvert.job.orders import ConvertOrder, Failure, SourceFile, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, Ready, SourceFile, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
 from fwconvert.run.estimate import Needs, estimate_needs
@@ -29,7 +29,6 @@ from fwconvert.run.inputs import (
     IsWanted,
     LocalFiles,
     Readable,
-    Ready,
     Traffic,
     always,
     footer_sizes,
