@@ -22,7 +22,8 @@ from fwconvert.store.base import Store
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry
+from fwconvert.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,9 @@ class RunReader:
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
 
-    def decoder(self) -> tokenizer.Tokenizer:
+    def decoder(self) -> Tokenizer:
         """Return what turns the run's tokens into text."""
-        known = vocabulary.find(self.manifest.rules.tokenizer)
-        return tokenizer.load(known, self.store.local(layout.VOCABULARIES))
+        return registry.load(registry.of_rules(self.manifest.rules), self.store.local(layout.VOCABULARIES))
 
     @cached_property
     def streams(self) -> list[tuple[Passage, ...]]:
@@ -71,7 +71,7 @@ class RunReader:
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
-        eot = vocabulary.find(rules.tokenizer).eot
+        eot = registry.of_rules(rules).eot
         return StreamReader(self.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
@@ -149,7 +149,7 @@ def read_manifest(store: Store) -> RunManifest:
     manifest = run_manifest.read(store)
     try:
         check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
+        registry.of_rules(manifest.rules)
     except UsageError as error:
         raise ManifestError(
             message("a run manifest has invalid rules", file=store.address(layout.MANIFEST), reason=error)

@@ -14,7 +14,7 @@ from fwconvert.store.base import Store
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     line = find_shard(manifest, name)
     if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-    decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), store.local(layout.VOCABULARIES))
+    decoder = registry.load(registry.of_rules(manifest.rules), store.local(layout.VOCABULARIES))
     return line, list(_documents(store, manifest, line, decoder, most))
 
 

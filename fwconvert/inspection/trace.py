@@ -29,7 +29,7 @@ from fwconvert.records import Part
 from fwconvert.sources import catalog, parquet
 from fwconvert.store import layout, saved_recipe
 from fwconvert.store.receipts import ShardLine
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
@@ -133,7 +133,7 @@ def _answer(question: _Question) -> Told:
 
 def _gives(row: parquet.Row, question: _Question) -> bool:
     """Tell whether a row's text gives the tokens of the document, as far as they are there."""
-    encoder = tokenizer.load(vocabulary.find(question.rules.tokenizer), question.tables)
+    encoder = registry.load(registry.of_rules(question.rules), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens
     tokens = question.tokens
     if question.rules.eot == "before":

@@ -27,7 +27,7 @@ from fwconvert.store.base import Store
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -81,7 +81,7 @@ def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
 def _audits(store: Store, account: Account, threads: int) -> dict[str, Audit]:
     """Audit the token shards of the manifest, by name."""
     manifest = account.manifest
-    rules, known = manifest.rules, vocabulary.find(manifest.rules.tokenizer)
+    rules, known = manifest.rules, registry.of_rules(manifest.rules)
     expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
     # A name that is none of ours is a problem already, and might lead out of the folder.
     lines = {line.name: line for line in manifest.shards if layout.is_shard(rules, line.name)}

@@ -16,7 +16,7 @@ from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
 from fwconvert.store import layout
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest, headline
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 FILE = layout.MANIFEST
 
@@ -34,7 +34,7 @@ def problems(account: Account) -> Iterator[Problem]:
 
 
 def _recipe(manifest: RunManifest, recipe: Recipe) -> Iterator[str]:
-    rules, known = recipe.rules, vocabulary.find(recipe.rules.tokenizer)
+    rules, known = recipe.rules, registry.of_rules(recipe.rules)
     if manifest.recipe_id not in recipe.ids:
         yield f"recipe_id is {manifest.recipe_id}, but the recipe's is {recipe.recipe_id}"
     if rules.vocabulary_sha256 != known.sha256:

@@ -29,7 +29,7 @@ from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine, Sidecar
-from fwconvert.tokens.vocabulary import Vocabulary
+from fwconvert.tokens.spec import TokenizerSpec
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
 STEP = 2**20
@@ -53,12 +53,12 @@ class Scan:
     """One pass over the bytes of a token shard."""
 
     def __init__(
-        self, file: io.BufferedReader, rules: Rules, vocabulary: Vocabulary, starts: NDArray[Any] | None
+        self, file: io.BufferedReader, rules: Rules, spec: TokenizerSpec, starts: NDArray[Any] | None
     ) -> None:
         self.digest = hashlib.sha256()
         self.unknown, self.missing, self.unfounded = Tally(), Tally(), Tally()
         self._file = file
-        self._vocabulary = vocabulary
+        self._spec = spec
         self._header_bytes = rules.kind.header_bytes
         self._starts = starts
         # A document starts with an EOT, or right behind one.
@@ -76,14 +76,14 @@ class Scan:
         eots, ends_with_eot = 0, False
         for begin in range(first, end, STEP):
             tokens = self._next(min(STEP, end - begin))
-            if int(tokens.max()) >= self._vocabulary.size:
-                self.unknown.add(np.flatnonzero(tokens >= self._vocabulary.size) + begin)
-            positions = np.flatnonzero(tokens == self._vocabulary.eot)
+            if int(tokens.max()) >= self._spec.size:
+                self.unknown.add(np.flatnonzero(tokens >= self._spec.size) + begin)
+            positions = np.flatnonzero(tokens == self._spec.eot)
             # Behind the last EOT of a segment another source goes on, perhaps within a document.
             stop = min(begin + len(tokens) + self._shift, end)
             self._compare(positions + (begin + self._shift), begin + self._shift, stop)
             eots += len(positions)
-            ends_with_eot = bool(tokens[-1] == self._vocabulary.eot)
+            ends_with_eot = bool(tokens[-1] == self._spec.eot)
         return eots, ends_with_eot
 
     def _next(self, count: int) -> NDArray[Any]:
@@ -145,15 +145,13 @@ class Audit:
     stretches: tuple[Stretch, ...]
 
 
-def audit(
-    store: Store, rules: Rules, vocabulary: Vocabulary, line: ShardLine, segments: Sequence[int]
-) -> Audit:
+def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]) -> Audit:
     """Return what is found; never raise for what the files are.
 
     `segments` are the positions at which the tokens of another source begin;
     the first is 0. Those that the files do not reach are passed over.
     """
-    auditor = _Auditor(store, rules, vocabulary, line)
+    auditor = _Auditor(store, rules, spec, line)
     entries = auditor.index()
     count = auditor.token_count()
     if entries is not None and count is not None:
@@ -176,7 +174,7 @@ def audit(
 class _Auditor:
     store: Store
     rules: Rules
-    vocabulary: Vocabulary
+    spec: TokenizerSpec
     line: ShardLine
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
@@ -223,7 +221,7 @@ class _Auditor:
         found = []
         path = self.store.local(self.shard_file)
         with self._telling(self.shard_file), shard.opened(path) as file:
-            scan = Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
+            scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
                 self._tell(self.shard_file, "has something other than zeros at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
@@ -270,7 +268,7 @@ class _Auditor:
         )
 
     def _tell_of(self, scan: Scan) -> None:
-        size = self.vocabulary.size
+        size = self.spec.size
         for file, tally, what in (
             (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
             (self.index_file, scan.missing, "documents are missing"),

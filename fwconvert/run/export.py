@@ -8,7 +8,6 @@ the bytes: an export is what a conversion of the same recipe gives.
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
@@ -31,11 +30,11 @@ from fwconvert.run.estimate import Needs, estimate_needs
 from fwconvert.run.events import Observer, StopSwitch
 from fwconvert.run.inputs import Input, IsWanted, always
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, layout, saved_recipe, sessions
+from fwconvert.store import layout, saved_recipe, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, Receipt
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
 class Changes(TypedDict, total=False):
@@ -232,14 +231,9 @@ class FinishedRun(Input):
     ) -> sessions.Session:
         """Return a session that encodes nothing; the run's vocabulary is copied for those who decode."""
         observer.notice(f"taking the tokens from {self._run.store.uri}")
-        known = vocabulary.find(recipe.rules.tokenizer)
-        name = vocabulary.provided_name(known)
-        with suppress(OSError, ManifestError):
-            there, here = self._run.store.local(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
-            if not (here / name).exists() and (there / name).exists():
-                table = vocabulary.read_table(known, there)
-                atomic.make_folder(here)
-                atomic.replace(here / name, table)
+        spec = registry.of_rules(recipe.rules)
+        there, here = self._run.store.local(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
+        registry.kind_of(spec).copy(spec, there, here)
         return sessions.new(options.worker_count, 1, "exported")
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002

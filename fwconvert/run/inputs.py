@@ -26,7 +26,7 @@ from fwconvert.sources.catalog import Size
 from fwconvert.store import layout, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import Receipt
-from fwconvert.tokens import encoders, vocabulary
+from fwconvert.tokens import registry
 
 # Tells whether a source should be fetched already, though not all before it are converted.
 IsWanted = Callable[[ConvertOrder], bool]
@@ -92,11 +92,12 @@ class Input(Protocol):
 
         Whatever fails here fails before the folder belongs to the recipe.
         """
-        known = vocabulary.find(recipe.rules.tokenizer)
-        encoder, reason = encoders.choose(options.encoder, known, encoders.why_fast_fails)
+        spec = registry.of_rules(recipe.rules)
+        kind = registry.kind_of(spec)
+        encoder, reason = kind.choose_encoder(spec, options.encoder)
         if reason:
             observer.notice(reason)
-        vocabulary.provide(known, store.local(layout.VOCABULARIES))
+        kind.provide(spec, store.local(layout.VOCABULARIES))
         jobs = len(recipe.source.files)
         if recipe.rules.is_limited:  # Fewer sources are at work, and may have more threads each.
             jobs = self.estimate(recipe, options).files

@@ -133,7 +133,7 @@ class LocalStore:
         try:
             with os.scandir(self.local(folder)) as entries:
                 for entry in entries:
-                    if not entry.is_dir():
+                    if not _is_folder(entry):
                         yield entry.name
         except FileNotFoundError:
             return
@@ -238,3 +238,10 @@ class LocalStore:
     def draft_label(self, label: str) -> str:
         """Return how the names of this session's drafts begin."""
         return f"{self.session}.{label}" if self.session else label
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads to itself, for example: a file that cannot be read.
+        return False
