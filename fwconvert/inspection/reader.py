@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.recipes import check_rules
-from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
@@ -157,7 +157,7 @@ def read_manifest(store: Store) -> RunManifest:
     return manifest
 
 
-def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
+def _matching(shard: ExpectedShard, lines: dict[str, ShardLine]) -> ShardLine:
     """Return the line of a token shard, or one without hashes if it is not made yet."""
     line = lines.get(shard.name)
     if line is None:

@@ -21,7 +21,7 @@ from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
-from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.store import base, layout, receipts, run_manifest, unlisted
 from fwconvert.store.base import Store
 from fwconvert.store.local import LocalStore
@@ -128,7 +128,7 @@ def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Li
     return chains
 
 
-def _stretches(shard: Expected, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
+def _stretches(shard: ExpectedShard, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
     found = audits.get(shard.name)
     # A shard that is longer or shorter than it should be tells nothing of its sources.
     if found and found.stretches and found.tokens == shard.tokens:

@@ -12,7 +12,7 @@ from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify_shard import Problem, one_line
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
+from fwconvert.shards.expected import MOST_SHARDS, Account, ExpectedShard, tail
 from fwconvert.store import layout
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest, headline
@@ -177,7 +177,7 @@ def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
         yield f"has the files {beside} beside it in its line instead of {wanted}"
 
 
-def _line(line: ShardLine, expected: Expected | None) -> Iterator[str]:
+def _line(line: ShardLine, expected: ExpectedShard | None) -> Iterator[str]:
     if expected is None:
         yield "is not a token shard that the jobs of this run give"
         return
