@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, printable, shortened
-from fwconvert.files import Refused, open_to_read, sha256_of, state_of
+from fwconvert.files import Refused, open_to_read, sha256_of
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine, Sidecar
-from fwconvert.tokens.vocabulary import Vocabulary
+from fwconvert.tokens.spec import TokenizerSpec
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
 STEP = 2**20
@@ -53,12 +53,12 @@ class Scan:
     """One pass over the bytes of a token shard."""
 
     def __init__(
-        self, file: io.BufferedReader, rules: Rules, vocabulary: Vocabulary, starts: NDArray[Any] | None
+        self, file: io.BufferedReader, rules: Rules, spec: TokenizerSpec, starts: NDArray[Any] | None
     ) -> None:
         self.digest = hashlib.sha256()
         self.unknown, self.missing, self.unfounded = Tally(), Tally(), Tally()
         self._file = file
-        self._vocabulary = vocabulary
+        self._spec = spec
         self._header_bytes = rules.kind.header_bytes
         self._starts = starts
         # A document starts with an EOT, or right behind one.
@@ -76,14 +76,14 @@ class Scan:
         eots, ends_with_eot = 0, False
         for begin in range(first, end, STEP):
             tokens = self._next(min(STEP, end - begin))
-            if int(tokens.max()) >= self._vocabulary.size:
-                self.unknown.add(np.flatnonzero(tokens >= self._vocabulary.size) + begin)
-            positions = np.flatnonzero(tokens == self._vocabulary.eot)
+            if int(tokens.max()) >= self._spec.size:
+                self.unknown.add(np.flatnonzero(tokens >= self._spec.size) + begin)
+            positions = np.flatnonzero(tokens == self._spec.eot)
             # Behind the last EOT of a segment another source goes on, perhaps within a document.
             stop = min(begin + len(tokens) + self._shift, end)
             self._compare(positions + (begin + self._shift), begin + self._shift, stop)
             eots += len(positions)
-            ends_with_eot = bool(tokens[-1] == self._vocabulary.eot)
+            ends_with_eot = bool(tokens[-1] == self._spec.eot)
         return eots, ends_with_eot
 
     def _next(self, count: int) -> NDArray[Any]:
@@ -145,15 +145,13 @@ class Audit:
     stretches: tuple[Stretch, ...]
 
 
-def audit(
-    folder: RunFolder, rules: Rules, vocabulary: Vocabulary, line: ShardLine, segments: Sequence[int]
-) -> Audit:
+def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]) -> Audit:
     """Return what is found; never raise for what the files are.
 
     `segments` are the positions at which the tokens of another source begin;
     the first is 0. Those that the files do not reach are passed over.
     """
-    auditor = _Auditor(folder, rules, vocabulary, line)
+    auditor = _Auditor(store, rules, spec, line)
     entries = auditor.index()
     count = auditor.token_count()
     if entries is not None and count is not None:
@@ -174,23 +172,23 @@ def audit(
 
 @dataclass
 class _Auditor:
-    folder: RunFolder
+    store: Store
     rules: Rules
-    vocabulary: Vocabulary
+    spec: TokenizerSpec
     line: ShardLine
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.shard_file = self.line.name
+        self.shard_file = layout.shard(self.line.name)
         self.index_file = layout.index(self.line.name)
 
     def index(self) -> NDArray[Any] | None:
         """Return the document index if its starts can be searched."""
-        path = self.folder.shard_index(self.line.name)
+        path = self.store.local(self.index_file)
         with self._telling(self.index_file):
-            if self._is_there(path, self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
+            if self._is_there(self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
                 # Hashed before it is mapped: a bad disk shows itself here.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.kind)
@@ -209,9 +207,9 @@ class _Auditor:
 
     def token_count(self) -> int | None:
         """Return how many tokens there are if the header and the size agree on it."""
-        path = self.folder.shard(self.line.name)
+        path = self.store.local(self.shard_file)
         with self._telling(self.shard_file):
-            if self._is_there(path, self.shard_file, self.line.bytes):
+            if self._is_there(self.shard_file, self.line.bytes):
                 count = shard.token_count(path, self.rules.token_type, self.rules.kind)
                 if count != self.line.tokens:
                     self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
@@ -221,9 +219,9 @@ class _Auditor:
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
         """Read all tokens; tell what is wrong with them, and return what each segment holds."""
         found = []
-        path = self.folder.shard(self.line.name)
+        path = self.store.local(self.shard_file)
         with self._telling(self.shard_file), shard.opened(path) as file:
-            scan = Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
+            scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
                 self._tell(self.shard_file, "has something other than zeros at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
@@ -245,8 +243,8 @@ class _Auditor:
                     self._compare_sidecar(lines[name], suffix, spans)
 
     def _compare_sidecar(self, line: Sidecar, suffix: str, spans: Spans | None) -> None:
-        path = self.folder.shard(line.name)
-        if not self._is_there(path, line.name, line.bytes):
+        path = self.store.local(layout.shard(line.name))
+        if not self._is_there(line.name, line.bytes):
             return
         self._compare_hash(line.name, sha256_of(path), line.sha256)
         at = -1 if spans is None else _first_difference(path, sidecar_parts(suffix, self.rules, spans))
@@ -270,7 +268,7 @@ class _Auditor:
         )
 
     def _tell_of(self, scan: Scan) -> None:
-        size = self.vocabulary.size
+        size = self.spec.size
         for file, tally, what in (
             (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
             (self.index_file, scan.missing, "documents are missing"),
@@ -279,11 +277,14 @@ class _Auditor:
             if tally.count:
                 self._tell(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
 
-    def _is_there(self, path: Path, file: str, wanted: int) -> bool:
+    def _is_there(self, file: str, wanted: int) -> bool:
         try:
-            size = state_of(path).st_size
-        except (FileNotFoundError, Refused) as error:
-            self._tell(file, "is not a regular file" if isinstance(error, Refused) else "is missing")
+            size = self.store.size(file)
+        except Refused:
+            self._tell(file, "is not a regular file")
+            return False
+        if size is None:
+            self._tell(file, "is missing")
             return False
         self.files += 1
         self.bytes += size

@@ -27,8 +27,9 @@ from fwconvert.sources import filters, parquet
 from fwconvert.store import layout
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import Counts
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 from fwconvert.tokens.gigatoken import FastTokenizer
+from fwconvert.tokens.spec import Loading
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class EncodedSource:
 
             encoded = self._tokenizer.encode(allowed.texts)
             self._audit(allowed, encoded)
-            stream = tokenizer.place_eot(encoded, self._tokenizer.vocabulary.eot, rules.eot)
+            stream = tokenizer.place_eot(encoded, self._tokenizer.spec.eot, rules.eot)
 
             tokens = stream.tokens
             if order.allowed_tokens is not None:
@@ -155,10 +156,8 @@ def _load_tokenizer(
     rules: Rules, encoder: Encoder, threads: int, vocabularies: Path, scratch: Path
 ) -> tokenizer.Tokenizer:
     # A spawned worker has nothing of the scheduler's process, so it loads the tokenizer itself, once.
-    known = vocabulary.find(rules.tokenizer)
-    if encoder == "fast":
-        return FastTokenizer(known, vocabulary.read_table(known, vocabularies), threads, scratch)
-    return tokenizer.load(known, vocabularies, threads)
+    spec = registry.of_rules(rules)
+    return registry.load(spec, vocabularies, Loading(encoder, threads, scratch))
 
 
 def read_ahead(items: Iterable[T], most: int) -> Iterator[T]:

@@ -19,7 +19,7 @@ from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
 from fwconvert.sources.parquet import Proof
 from fwconvert.store.local import LocalStore
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 # Tokens at a time: a few MB.
 STEP = 2**21
@@ -39,7 +39,7 @@ class ExistingTokens:
             LocalStore(Path(exported.run)),
             exported.rules,
             exported.passages,
-            vocabulary.find(exported.rules.tokenizer).eot,
+            registry.of_rules(exported.rules).eot,
             reporter.check,
         )
         # What was seen when the source itself was read.

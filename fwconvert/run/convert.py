@@ -25,7 +25,7 @@ from fwconvert.run.inputs import Sources, Supply
 from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
-from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
+from fwconvert.store import atomic, run_manifest, saved_recipe, sessions, unlisted
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
@@ -138,7 +138,7 @@ def make(recipe: Recipe, folder: RunFolder, supply: Supply, given: Environment) 
     supply.check_columns(folder, origin, stop.wish)
     current = supply.session(folder, observer)
     with _session(folder, recipe, current):
-        places.save(folder, supply.place)
+        saved_recipe.save_source_root(folder, supply.place)
         checking = _Checking(observer, stop, recipe, everything=options.rehash)
         work = _begin(folder, recipe, current, origin, checking)
         found = len(work.survey.jobs)
@@ -268,7 +268,7 @@ def _begin(
     folder: RunFolder, recipe: Recipe, current: sessions.Session, origin: Origin, checking: _Checking
 ) -> Work:
     """Look at what is there, say what is wrong with it, and make ready for the rest."""
-    atomic.sweep(folder.temporary)
+    LocalStore(folder.path, current.id).sweep_abandoned()
     unclean, observer = _unclean(folder), checking.observer
     if unclean:
         observer.notice("the last session was cut off; hashing the files that it made")
@@ -350,11 +350,13 @@ def _go_on(work: Work, supply: Supply, engine: Engine) -> None:
 
 
 def _tidy(work: Work, outcome: str) -> None:
-    atomic.sweep(work.folder.temporary)
+    store = LocalStore(work.folder.path, work.session.id)
+    store.sweep()
+    store.sweep_abandoned()
     if outcome == "complete":
         # What a trainer's glob finds is what the manifest lists. Nobody needs a tail any more, nor the reason
         # why a source failed that lies behind the limit.
-        unlisted.remove(_unlisted(work))
+        unlisted.remove(work.folder, _unlisted(work))
         for left in (work.folder.tails, work.folder.quarantine):
             atomic.sweep(left)
     sessions.write(work.folder, sessions.ended(work.session, outcome))
@@ -374,5 +376,5 @@ def _result(work: Work, found: int, started: float, *, untouched: bool = False) 
         untouched=untouched,
         session_tokens=work.session_tokens,
         seconds=time.monotonic() - started,
-        foreign=tuple(path.name for path in foreign),
+        foreign=tuple(foreign),
     )

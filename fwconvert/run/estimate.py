@@ -27,11 +27,7 @@ from fwconvert.sources import catalog, footers
 from fwconvert.sources.catalog import Size
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.run_manifest import most_shards
-
-# Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
-_TEXT_BYTES_PER_TOKEN = {
-    "gpt2": 4.63, "r50k_base": 4.63, "p50k_base": 4.63, "cl100k_base": 4.7, "o200k_base": 4.75, "bytes": 1.0,
-}  # fmt: skip
+from fwconvert.tokens import registry
 
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
@@ -147,10 +143,7 @@ def _share(rules: Rules, rows: int, tokens: int) -> float:
 
 def tokens_of(rules: Rules, size: Size) -> int:
     """Return about how many tokens a source of this size has, separators included."""
-    per_token = _TEXT_BYTES_PER_TOKEN[rules.tokenizer]
-    if rules.tokenizer == "bytes":
-        return size.text_bytes + size.rows
-    return max(size.rows, round(size.text_bytes / per_token))
+    return registry.estimate_tokens(rules, size.text_bytes, size.rows)
 
 
 def _shards(rules: Rules, tokens: int) -> int:

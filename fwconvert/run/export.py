@@ -9,7 +9,6 @@ the bytes: an export is what a conversion of the same recipe gives.
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, get_type_hints
@@ -30,10 +29,10 @@ from fwconvert.run.engines import Engine
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, places, sessions
+from fwconvert.store import saved_recipe, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
 class Changes(TypedDict, total=False):
@@ -189,7 +188,7 @@ class _FinishedRun:
         self._run = run
         self._recipe = recipe
         self._options = options
-        self.place = places.read(run.folder)
+        self.place = saved_recipe.read_source_root(run.folder)
 
     def origin(self, folder: RunFolder) -> "_RunOrigin":
         """Return what hands out the orders."""
@@ -222,18 +221,10 @@ class _FinishedRun:
     def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
         """Return a session that can begin; it encodes nothing."""
         observer.notice(f"taking the tokens from {self._run.folder.path}")
-        self._take_vocabulary(folder)
+        # For whoever decodes the output.
+        spec = registry.of_rules(self._recipe.rules)
+        registry.kind_of(spec).copy(spec, self._run.folder.vocabularies, folder.vocabularies)
         return sessions.new(self._options.worker_count, 1, "exported")
-
-    def _take_vocabulary(self, folder: RunFolder) -> None:
-        """Lay the rank table beside the output for whoever decodes it, if the run has it."""
-        known = vocabulary.find(self._recipe.rules.tokenizer)
-        name = vocabulary.provided_name(known)
-        with suppress(OSError, ManifestError):
-            if not (folder.vocabularies / name).exists() and (self._run.folder.vocabularies / name).exists():
-                table = vocabulary.read_table(known, self._run.folder.vocabularies)
-                atomic.make_folder(folder.vocabularies)
-                atomic.replace(folder.vocabularies / name, table)
 
 
 class _RunOrigin:

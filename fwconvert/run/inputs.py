@@ -17,7 +17,7 @@ from fwconvert.run.preflight import Footers, refuse_other_folder
 from fwconvert.run.state import Observer
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
-from fwconvert.tokens import encoders, vocabulary
+from fwconvert.tokens import registry
 
 
 class Supply(Protocol):
@@ -74,11 +74,12 @@ class Sources:
         Whatever fails here fails before the folder belongs to the recipe.
         """
         options = self._options
-        known = vocabulary.find(self._recipe.rules.tokenizer)
-        encoder, reason = encoders.choose(options.encoder, known, encoders.why_fast_fails)
+        spec = registry.of_rules(self._recipe.rules)
+        kind = registry.kind_of(spec)
+        encoder, reason = kind.choose_encoder(spec, options.encoder)
         if reason:
             observer.notice(reason)
-        vocabulary.provide(known, folder.vocabularies)
+        kind.provide(spec, folder.vocabularies)
         # With a limit fewer sources are at work than there are, and may have more threads each.
         limited, files = self._recipe.rules.is_limited, self._recipe.source.files
         threads = options.thread_count(

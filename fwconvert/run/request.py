@@ -24,7 +24,7 @@ from fwconvert.recipes import (
     check_rules,
 )
 from fwconvert.sources import catalog, demo
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000
@@ -63,15 +63,13 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     given = dict(locals())  # Nothing else is known yet.
     records.check_values(given, get_type_hints(recipe))
     manifest, root = _sources(version, None if source is None else os.fspath(source))
-    spec, kind = vocabulary.find(tokenizer), formats.find(format)
+    spec, kind = registry.find(tokenizer), formats.find(format)
     usual = shape(kind, demo=version == "demo")
     size = usual["shard_tokens"] if shard_tokens is None else shard_tokens
     a_shard = size or (DEMO_SHARD_TOKENS if version == "demo" else SHARD_TOKENS)
     rules = Rules(
-        tokenizer=tokenizer,
-        vocabulary_sha256=spec.sha256,
+        **registry.as_rules(spec),
         eot=eot or kind.eot,
-        token_type=spec.token_type,
         text_column=text_column,
         shard_tokens=size,
         val_tokens=a_shard if val_tokens is None else val_tokens,

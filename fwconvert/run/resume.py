@@ -27,8 +27,8 @@ from fwconvert.store.recorded import (
     MOST_OTHERS,
     Hashing,
     Recorded,
-    join_paths,
-    looked_at,
+    join_receipts,
+    look_at,
     shard_files,
     tail_files,
 )
@@ -108,7 +108,7 @@ class _Surveyor:
         self._recipe = recipe
         self._rules: Rules = recipe.rules
         self._look = look
-        self._hashing = Hashing(look.tick)
+        self._hashing = Hashing(folder, look.tick)
         self._found = Survey()
 
     def survey(self) -> Survey:
@@ -138,7 +138,7 @@ class _Surveyor:
             found.joins[made.shard.name] = made
 
     def _joins(self) -> Iterator[_Claim]:
-        for path in join_paths(self._folder):
+        for path in map(self._folder.local, join_receipts(self._folder)):
             made = self._receipt(path, JoinReceipt)
             if made is None:
                 continue
@@ -146,7 +146,7 @@ class _Surveyor:
             if not credible.join_can_be(self._recipe, made):
                 self._withdraw(path, f"the receipt {path.name} has numbers that cannot be")
             elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
-                files = [*shard_files(self._folder, self._rules, made.shard)]
+                files = [*shard_files(self._rules, made.shard)]
                 yield _Claim(path, made, files, self._is_doubted(made))
             else:
                 self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
@@ -160,8 +160,8 @@ class _Surveyor:
                 continue
             path, job = made[file.path]
             lines = [line for line in job.shards if line.name not in absorbed]
-            files = [one for line in lines for one in shard_files(self._folder, self._rules, line)]
-            tail = [*tail_files(self._folder, job)] if job.tail.tokens != needless[index] else []
+            files = [one for line in lines for one in shard_files(self._rules, line)]
+            tail = [*tail_files(job)] if job.tail.tokens != needless[index] else []
             yield _Claim(path, job, files, self._is_doubted(job), tail)
 
     def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
@@ -190,7 +190,7 @@ class _Surveyor:
         for source, (path, job) in made.items():
             shards = job.tail.tokens // self._rules.block_tokens
             most -= shards
-            if looked_at(next(tail_files(self._folder, job)))[0]:
+            if look_at(self._folder, next(tail_files(job)))[0]:
                 gone -= shards
             if most < 0 or gone < 0:
                 self._withdraw(path, f"the receipt of {source} tells of a tail that is not there")
@@ -230,7 +230,8 @@ class _Surveyor:
         if not path.exists():
             return None
         try:
-            return receipts.read(path, kind, self._recipe.recipe_id, self._files_there)
+            name = path.relative_to(self._folder.path).as_posix()
+            return receipts.read(self._folder, name, kind, self._recipe.recipe_id, self._files_there)
         except ManifestError as error:
             self._withdraw(path, str(error))
             return None
@@ -251,7 +252,7 @@ class _Surveyor:
         for claim in claims:
             made_at, newest = claim.path.stat().st_mtime_ns, 0
             for file in (*claim.files, *claim.tail):
-                wrong, changed_at = looked_at(file)
+                wrong, changed_at = look_at(self._folder, file)
                 claim.wrong, newest = claim.wrong or wrong, max(newest, changed_at)
                 if claim.hashed or file in claim.tail or changed_at > made_at:
                     doubtful[file] = claim

@@ -378,7 +378,7 @@ def test_a_lost_shard_of_a_limited_run_is_made_again(sources: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--where", "score >"], "cannot be understood"),
+        (["--where", "score >"], "invalid --where"),
         (["--where", "__import__('os').system('x')"], "no such function"),
         (["--where", "9**9**9 > score"], "^^^^^^^"),
         (["--where", "1 < 2"], "names no column"),

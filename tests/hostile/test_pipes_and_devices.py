@@ -13,12 +13,13 @@ import bounded
 import corpus
 import planted
 import pytest
+import receipt_files
 import runner
 from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert.store import layout, receipts, saved_recipe
+from fwconvert.store import layout, saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import vocabulary
@@ -268,14 +269,14 @@ def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     runner.cut_off(out)
     folder = RunFolder(out)
     path = min(folder.receipts.iterdir())
-    made = receipts.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
+    made = receipt_files.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
     if what == "tail":
         forged = replace(made, tail=replace(made.tail, bytes=0))
         replaced(folder.tail(layout.job_key(made.path)), planted.pipe, tmp_path)
     else:
         forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
         replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)
-    receipts.publish(forged, path)
+    receipt_files.write(forged, path)
 
     again = ("--version", sources.pinned, "--source", sources.folder, *RECIPE, "--out", out)
     ended = bounded.run(*again)

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import receipt_files
 
 from fwconvert.errors import Stopped
 from fwconvert.options import Options
@@ -17,7 +18,7 @@ from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
 from fwconvert.run.request import recipe as make_recipe
 from fwconvert.run.resume import Look, Survey, survey
-from fwconvert.store import layout, receipts, sessions
+from fwconvert.store import layout, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
@@ -124,7 +125,7 @@ def assert_withdrawn(found: Survey, run: Run, sources: set[str], damaged: str) -
     assert set(found.known_sources) == sources
     for source in sources:
         assert any(source in problem for problem in found.problems)
-        made = receipts.read(run.receipt(source), Receipt, run.recipe.recipe_id)
+        made = receipt_files.read(run.receipt(source), Receipt, run.recipe.recipe_id)
         assert found.known_sources[source] == made.source_sha256
     assert any(damaged in problem for problem in found.problems)
 
@@ -388,7 +389,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
     cut.write_bytes(cut.read_bytes()[:1000])
 
     assert finished.look().problems == [
-        "edu_fineweb_train_00002_000.bin cannot be read (No such file or directory)",
+        "edu_fineweb_train_00002_000.bin is missing",
         "c.parquet will be converted again",
         "edu_fineweb_train_00003_000.bin has 1,000 bytes instead of 1,224",
         "d.parquet will be converted again",
@@ -397,7 +398,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
 
 def test_join_receipts_say_where_every_token_comes_from(finished: Run) -> None:
     first, second = (
-        receipts.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
+        receipt_files.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
         for name in (FIRST_JOINED, SECOND_JOINED)
     )
 

@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fwconvert.sources import parquet as source
-from fwconvert.tokens import encoders, vocabulary
-from fwconvert.tokens import tokenizer as reference
+from fwconvert.tokens import encoders, registry, vocabulary
 
 Counts: TypeAlias = "Counter[str]"
 Encode: TypeAlias = Callable[[pa.Array], int]
@@ -76,7 +75,7 @@ def fast_encoder(name: str) -> Encode:
     """
     chosen = vocabulary.find(name)
     if chosen.table not in encoders.PRETOKENIZERS or util.find_spec("gigatoken") is None:
-        slow = reference.load(chosen, Path())
+        slow = registry.load(chosen, Path())
         return lambda text: len(slow.encode(text.drop_null()).tokens)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.tiktoken"
