@@ -159,8 +159,15 @@ class Store(Protocol):
         """
         ...
 
-    def holder(self) -> str:
-        """Return which session holds the lock ("pid 7 on host h, session s"), or "" if none does."""
+    def for_session(self, session: str) -> Self:
+        """Return the same run for a session that writes to it."""
+        ...
+
+    def holder(self, session: str = "") -> str:
+        """Return who holds the lock of the run, or that of a session; "" if nobody does.
+
+        As "pid 7 on host h, session s". A session that does not hold its lock is over.
+        """
         ...
 
     def is_deserted(self) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -184,9 +184,13 @@ class LocalStore:
         own = self.local(layout.session_lock(self.session))
         return lock.Lock(self.local(layout.LOCK), own, self.session, self.uri)
 
-    def holder(self) -> str:
-        """Return which session holds the lock, or "" if none does."""
-        return lock.holder(self.local(layout.LOCK))
+    def for_session(self, session: str) -> Self:
+        """Return the same run for a session that writes to it."""
+        return replace(self, session=session)
+
+    def holder(self, session: str = "") -> str:
+        """Return which session holds the lock of the run, or that of a session; "" if none does."""
+        return lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
 
     def is_deserted(self) -> bool:
         """Tell whether it is certain that no session is at work in the folder."""

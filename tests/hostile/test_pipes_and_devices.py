@@ -264,7 +264,7 @@ def test_a_file_of_a_run_that_is_none_is_told_of_or_made_again(
 def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     runs: dict[bool, Path], sources: Sources, what: str, tmp_path: Path
 ) -> None:
-    """A pipe has no bytes; a receipt that says so, and whose digest fits, has numbers that cannot be."""
+    """A pipe has no bytes; a receipt that says so, and whose digest fits, has impossible numbers."""
     out = Path(shutil.copytree(runs[False], tmp_path / "out"))
     runner.cut_off(out)
     folder = RunFolder(out)
@@ -282,7 +282,7 @@ def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     ended = bounded.run(*again)
 
     assert ended.code == 0, ended.said
-    assert "has numbers that cannot be" in ended.stderr
+    assert "has impossible numbers" in ended.stderr
     assert runner.tree(out) == sources.tree
 
 

@@ -6,7 +6,7 @@ import pytest
 from examples import RECIPE
 
 from fwconvert.options import Options
-from fwconvert.run.inputs import Sources
+from fwconvert.run.prefetch import open_input
 from fwconvert.store import saved_recipe
 from fwconvert.store.folder import RunFolder
 
@@ -17,11 +17,11 @@ def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path)
     folder.make()
     here = tmp_path / "here"
     inputs = {
-        "root": Sources(RECIPE.at(here), Options()),
-        "keep_source": Sources(RECIPE, Options(keep_source=here)),
+        "root": open_input(RECIPE.at(here), Options(), folder),
+        "keep_source": open_input(RECIPE, Options(keep_source=here), folder),
     }
 
-    saved_recipe.save_source_root(folder, inputs[option].place)
+    saved_recipe.save_source_root(folder, inputs[option].root)
 
     assert saved_recipe.read_source_root(folder) == tmp_path / "here"
 
@@ -30,7 +30,7 @@ def test_sources_that_are_fetched_and_removed_leave_no_hint(tmp_path: Path) -> N
     folder = RunFolder(tmp_path / "run")
     folder.make()
 
-    saved_recipe.save_source_root(folder, Sources(RECIPE, Options()).place)
+    saved_recipe.save_source_root(folder, open_input(RECIPE, Options(), folder).root)
 
     assert saved_recipe.read_source_root(folder) is None
     assert not folder.places.exists()

@@ -22,10 +22,10 @@ from fwconvert.errors import FwconvertError
 from fwconvert.inspection import show, status, trace, verify, verify_shard
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.run import export, resume
-from fwconvert.run.convert import SilentObserver
-from fwconvert.run.events import StopSwitch
-from fwconvert.run.prefetch import LocalOrigin
-from fwconvert.run.state import Work
+from fwconvert.run.events import SilentObserver, StopSwitch
+from fwconvert.run.inputs import LocalFiles
+from fwconvert.run.state import RunState
+from fwconvert.run.tracker import Tracker
 from fwconvert.shards.shard import header
 from fwconvert.sources import catalog
 from fwconvert.sources.demo import Corpus
@@ -177,13 +177,13 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
 
 
 def _begin_session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
-    """Survey a run and begin to join it, as a session does, without changing anything."""
-    found = resume.survey(folder, recipe)
-    origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
-    work = Work(folder, recipe, current, origin, SilentObserver(), StopSwitch(), found)
-    if work.missing:
-        return work.manifest()
-    return work.misfits, [*islice(work.join_orders(), _SOME)], work.manifest(complete=work.is_complete)
+    """Find what is done of a run and what is left to join, as a session does; nothing is made."""
+    state = RunState(recipe, current.id, resume.find_done(folder, recipe))
+    inputs = LocalFiles(recipe.source, folder.path.parent / "sources")
+    tracker = Tracker(folder, state, inputs, SilentObserver(), StopSwitch())
+    if state.missing:
+        return tracker.manifest()
+    return state.misfits, state.unjoined[:_SOME], tracker.manifest(complete=state.is_complete)
 
 
 def small_records(scratch: Path) -> Callable[[bytes], object]:
