@@ -294,6 +294,7 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from pathlib import Path
         from examples import rules_with
         from fwconvert.job import worker
+        from fwconvert.store import layout
         from fwconvert.store.local import LocalStore
         from fwconvert.job.orders import JoinOrder, RunContext
         from fwconvert.job.reporter import NoReporter
@@ -322,7 +323,7 @@ def test_a_tail_that_is_gone_is_a_shard_error(tmp_path: Path, missing: str) -> N
     rules = rules_with(shard_tokens=4)
     folder = LocalStore(tmp_path)
     write_tail(folder, "key0", rules, [1, 2, 3, 4], [(0, 0)])
-    getattr(folder, missing)("key0").unlink()
+    folder.local(getattr(layout, missing)("key0")).unlink()
     (shard,) = joined_shards([4], rules)
 
     with pytest.raises(ShardError, match="key0"):
