@@ -14,7 +14,7 @@ from pathlib import Path
 from fwconvert import machine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Patience, patiently
+from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits, check_open_files
 from fwconvert.recipes import Recipe, check_rules
@@ -166,13 +166,13 @@ def _listed(recipe: Recipe, folder: RunFolder, given: Environment) -> Recipe:
         observer.notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
         # However it comes, a list must end.
         most = given.options.patience
-        patience = Patience(most, given.stop.wish, observer.notice, most=10 * most)
+        retry = Retry(most, given.stop.wish, observer.notice, deadline=10 * most)
         dataset = Dataset(source.dataset, source.revision)
 
         def came(size: int) -> None:
-            patience.came(size, source.dataset)
+            retry.received(size, source.dataset)
 
-        saved = patiently(lambda: dataset.files(source.folder, came), source.dataset, patience)
+        saved = with_retries(lambda: dataset.files(source.folder, came), source.dataset, retry)
     for line in request.differences(source, saved):
         observer.notice(line)
     return request.with_files(recipe, saved)

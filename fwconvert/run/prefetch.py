@@ -20,7 +20,7 @@ from fwconvert import files
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.download import Fetching
+from fwconvert.hub.download import Download
 from fwconvert.job.orders import ConvertOrder, Failure, SourceFile, Unfetched
 from fwconvert.recipes import SourceManifest, SourceShard
 from fwconvert.sources import catalog
@@ -184,7 +184,7 @@ class HubOrigin:
         self._stop = threading.Event()
         self._notices: deque[str] = deque()
         self._bytes = 0
-        self._fetching = Fetching(
+        self._fetching = Download(
             Dataset(manifest.dataset, manifest.revision),
             terms.patience,
             self._stop,

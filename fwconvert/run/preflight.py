@@ -18,7 +18,7 @@ from fwconvert import records
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.ranged import RangedFile
-from fwconvert.hub.retry import Patience
+from fwconvert.hub.retry import Retry
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.prefetch import Origin
 from fwconvert.sources import footers
@@ -29,7 +29,7 @@ from fwconvert.store.folder import RunFolder
 # If the first does not fit, so many in all, from everywhere, before the command is blamed.
 _MOST_LOOKS = 8
 # While nothing comes, and for all looks: whoever fetches has more patience, and tells of the trouble.
-_PATIENCE_SECONDS = 3.0
+_RETRY_SECONDS = 3.0
 _MOST_SECONDS = 15.0
 
 
@@ -39,7 +39,7 @@ class Footers:
     def __init__(self, origin: Origin, dataset: Dataset | None, stop: threading.Event) -> None:
         self._origin = origin
         self._dataset = dataset
-        self._patience = Patience(_PATIENCE_SECONDS, stop, lambda _: None, most=_MOST_SECONDS)
+        self._retry = Retry(_RETRY_SECONDS, stop, lambda _: None, deadline=_MOST_SECONDS)
 
     def check(self, recipe: Recipe, folder: RunFolder) -> None:
         """Raise UsageError if no source has the columns, as far as a few of them tell.
@@ -76,7 +76,7 @@ class Footers:
         # In a folder of the user's something else may lie there.
         if self._dataset is None or (place.is_file() and place.stat().st_size == file.bytes):
             return place, str(place)
-        return RangedFile(self._dataset, file, self._patience), f"{self._dataset.name}/{file.path}"
+        return RangedFile(self._dataset, file, self._retry), f"{self._dataset.name}/{file.path}"
 
 
 def refuse_other_folder(recipe: Recipe, origin: Origin, root: Path, folder: RunFolder) -> None:
