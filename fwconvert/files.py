@@ -1,4 +1,4 @@
-"""The one door to files that somebody else may have put in our way.
+"""The one door to files that other people may have put in our way.
 
 A run folder may lie on a shared machine, and a source may come from anywhere.
 So whoever opens a file that already has a name does it here: for reading only

@@ -20,7 +20,7 @@ FormatName = Literal["llmc", "npy", "raw", "megatron", "datatrove"]
 _LLMC_VERSIONS = {2: (20240520, 1), 4: (20240801, 7)}
 _LLMC_BYTES = 1024
 
-# What a compressed token shard has behind its suffix. Higher levels are slower and gain little on tokens.
+# What a compressed token shard has after its suffix. Higher levels are slower and gain little on tokens.
 ZIPPED = ".zst"
 ZIP_LEVEL = 3
 
@@ -67,12 +67,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Trap:
-    """What a trainer would stumble over, and in which runs."""
+    """A warning that some trainers need, and for which runs."""
 
     text: str
-    # With tokens of so many bytes.
+    # The sizes of a token to which it applies.
     token_bytes: tuple[int, ...] = (2, 4)
-    # With so many training shards; None: with any number.
+    # The number of training shards to which it applies; None: any.
     train_shards: int | None = None
 
 
@@ -84,7 +84,7 @@ class Format:
     # Whose loader it is made for.
     trainer: str
     suffix: str
-    # Where a document has its separator, unless told.
+    # On which side of a document its separator is by default.
     eot: Literal["before", "after"]
     # The most tokens and bytes of a token shard, and why.
     most_tokens: int
@@ -118,7 +118,7 @@ class Format:
         return int(self.index_start[-1]) + 4
 
     def header_of(self, token_bytes: int, tokens: int) -> bytes:
-        """Return what stands before so many tokens."""
+        """Return what stands before `tokens` tokens."""
         return self.header.make(token_bytes, tokens) if self.header else b""
 
     def contents(self, file: object, head: bytes, size: int, token_bytes: int = 2) -> Contents:
@@ -152,7 +152,7 @@ class Format:
         return found
 
     def own_contents(self, file: object, head: bytes, size: int, token_bytes: int) -> Contents:
-        """Return what a file holds that fwconvert wrote in this format, with tokens of so many bytes.
+        """Return what a file holds that fwconvert wrote in this format, with tokens of `token_bytes` bytes.
 
         Raises ShardError, which names the file, if it did not.
         """
@@ -177,7 +177,7 @@ class Format:
         return min(self.most_tokens, (self.most_bytes - self.header_bytes) // token_bytes)
 
     def warnings(self, token_bytes: int, train_shards: int | None = None) -> list[str]:
-        """Return what trainers would stumble over in a run; None: how many shards it has is not known yet."""
+        """Return the warnings for a run; `train_shards` is None while their number is not known yet."""
         return [
             trap.text
             for trap in self.traps
@@ -185,7 +185,7 @@ class Format:
         ]
 
     def check_name(self, name: str) -> None:
-        """Raise UsageError if the loader would take one split for the other because of --name."""
+        """Raise UsageError if --name would make the trainer mistake one split for the other."""
         if any(word in name for word in self.reserved):
             words = " and ".join(self.reserved)
             raise UsageError(
@@ -197,7 +197,7 @@ class Format:
             )
 
     def check_stream(self, layout: str, shard_tokens: int, name: str, last: str) -> None:
-        """Raise UsageError if something was chosen that one stream does not have."""
+        """Raise UsageError if an option was chosen that a single stream does not have."""
         for flag, given, only in (
             ("layout", layout, "contiguous"),
             ("shard-tokens", shard_tokens, 0),

@@ -27,7 +27,8 @@ from fwconvert.loader.state import Position, RankShare
 from fwconvert.loader.windows import Shuffle
 from fwconvert.shards.cutting import Tokens
 from fwconvert.shards.shard import check_starts, read_index
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 
 # How many documents are looked up at a time.
 _AHEAD = 4_096
@@ -61,7 +62,7 @@ class PackedWindow:
 class PackedDocuments:
     """All documents of the shards of a run, shuffled and packed into windows."""
 
-    def __init__(self, shards: Shards, folder: RunFolder, seq_len: int) -> None:
+    def __init__(self, shards: Shards, store: Store, seq_len: int) -> None:
         if not shards.lines:
             raise UsageError(
                 message(
@@ -71,7 +72,7 @@ class PackedDocuments:
             )
         self.size = seq_len + 1
         self._shards = shards
-        self._folder = folder
+        self._store = store
         counts = np.array([line.documents for line in shards.lines], np.int64)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
@@ -159,7 +160,7 @@ class PackedDocuments:
     def _open_index(self, shard: int) -> NDArray[Any]:
         """Map where the documents of a shard start, after checking that they can."""
         line = self._shards.lines[shard]
-        path = self._folder.shard_index(line.name)
+        path = self._store.local(layout.index(line.name))
         starts = np.asarray(read_index(path, self._shards.shard_format, line.documents))["start"]
         check_starts(starts, 0, line.tokens, path)
         return starts

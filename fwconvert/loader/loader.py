@@ -83,7 +83,7 @@ class Loader:
             setattr(self, name, loader_state.whole(name, getattr(self, name)))
         self._check()
         self._selection = Selection(self.path, self.split, self.raw, self.partial, self.follow)
-        self._waiting = Waiting(self._selection.folder, self.timeout, self.poll)
+        self._waiting = Waiting(self._selection.store, self.timeout, self.poll)
         self._share = RankShare(self.batch, self.rank, self.ranks)
         self._serve(self._find())
         self._warn_of_short_shards()
@@ -220,7 +220,7 @@ class Loader:
         self._shards = shards
         self._served: _Served
         if self.order == "documents":
-            self._served = PackedDocuments(shards, self._selection.folder, self.seq_len)
+            self._served = PackedDocuments(shards, self._selection.store, self.seq_len)
         else:
             self._served = Windows(shards, self.seq_len)
         if not shards.complete:
@@ -269,7 +269,7 @@ class Loader:
     def _find(self) -> Shards:
         if self.follow:
             loader_shards.check_can_be_followed(self._selection)
-            self._waiting.until(self._selection.folder.manifest.is_file)
+            self._waiting.until(lambda: loader_shards.has_manifest(self._selection.store))
         return loader_shards.find(self._selection)
 
     def _wait_for_more(self) -> None:

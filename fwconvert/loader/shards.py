@@ -29,8 +29,10 @@ from fwconvert.loader.files import Claims, TokenFile, look
 from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
 from fwconvert.store import layout, run_manifest, sessions
+from fwconvert.store.base import Store
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.layout import Split
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 
@@ -57,14 +59,14 @@ class Selection:
     follow: bool = False
 
     @property
-    def folder(self) -> RunFolder:
-        """The folder, should it be a run's."""
-        return RunFolder(Path(self.path))
+    def store(self) -> LocalStore:
+        """The store, should it be a run's."""
+        return LocalStore(Path(self.path))
 
     @property
     def is_run(self) -> bool:
         """Whether it is a run's folder. One that is to be followed may have no run manifest yet."""
-        return self.folder.manifest.is_file() or (self.follow and self.folder.private.is_dir())
+        return has_manifest(self.store) or (self.follow and has_begun(self.store))
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,16 @@ class Shards:
         return sum(file.path.suffix == ZIPPED for file in self.files)
 
 
+def has_manifest(store: Store) -> bool:
+    """Tell whether a run has a run manifest."""
+    return store.local(layout.MANIFEST).is_file()
+
+
+def has_begun(store: Store) -> bool:
+    """Tell whether somebody has begun a run there."""
+    return has_manifest(store) or store.local(layout.PRIVATE).is_dir()
+
+
 def find(selection: Selection) -> Shards:
     """Return the shards, each looked at; raise UsageError if there are none, ShardError if one is wrong."""
     if selection.is_run:
@@ -141,7 +153,7 @@ def find(selection: Selection) -> Shards:
 
 def of_run(selection: Selection, known: Shards | None = None) -> Shards:
     """Return the shards of a run as of now; those that are `known` already are not looked at again."""
-    manifest = run_manifest.read(selection.folder)
+    manifest = run_manifest.read(RunFolder(selection.store.root))
     complete = manifest.headline.complete
     if not (complete or selection.partial or selection.follow):
         raise UsageError(
@@ -167,7 +179,7 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
     listed = [[line.name, line.tokens, line.sha256] for line in lines]
     return Shards(
         manifest.rules.token_type,
-        (*(known.files if known else ()), *_files(manifest, selection.folder, lines[len(before) :])),
+        (*(known.files if known else ()), *_files(manifest, selection.store, lines[len(before) :])),
         complete=complete or not selection.follow,
         fingerprint=records.digest(listed)[:16],
         lines=lines,
@@ -210,16 +222,16 @@ def _ready(manifest: RunManifest, selection: Selection) -> tuple[ShardLine, ...]
     return tuple(line for line in ordered if line.name < border)
 
 
-def _files(manifest: RunManifest, folder: RunFolder, lines: Sequence[ShardLine]) -> list[TokenFile]:
+def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> list[TokenFile]:
     """Return the files of some shards: the plain file where it is there, or else the compressed."""
     rules = manifest.rules
     found = []
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(message("a run manifest lists a file that is no token shard", file=line.name))
-        plain = folder.shard(line.name.removesuffix(ZIPPED))
-        compressed = plain.with_name(plain.name + ZIPPED)
-        path = next((path for path in (plain, compressed) if path.exists()), folder.shard(line.name))
+        plain = line.name.removesuffix(ZIPPED)
+        paths = [store.local(layout.shard(name)) for name in (plain, plain + ZIPPED, line.name)]
+        path = next((path for path in paths if path.exists()), paths[-1])
         # A line tells the size of the file that the run made, not of what was packed or unpacked since.
         size = line.bytes if path.name == line.name else None
         found.append(look(path, Claims(rules.kind, rules.token_type, line.tokens, size)))
@@ -228,7 +240,7 @@ def _files(manifest: RunManifest, folder: RunFolder, lines: Sequence[ShardLine])
 
 def check_can_be_followed(selection: Selection) -> None:
     """Raise UsageError if this will never be the folder of a run; one that is not there yet may be."""
-    path = selection.folder.path
+    path = Path(selection.path)
     is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
     is_foreign = (
         path.is_dir()
@@ -249,7 +261,7 @@ def check_can_be_followed(selection: Selection) -> None:
 class Waiting:
     """How long to wait for what a run makes."""
 
-    folder: RunFolder
+    store: LocalStore
     timeout: float | None
     poll: float
 
@@ -259,7 +271,7 @@ class Waiting:
         warned = False
         while True:
             # First of all: a session writes its last manifest before it lets go of the lock.
-            deserted = self.folder.store.is_deserted()
+            deserted = self.store.is_deserted()
             if true():
                 return
             now = time.monotonic()
@@ -267,34 +279,32 @@ class Waiting:
             if now - seen >= _DESERTED_SECONDS:
                 raise self._deserted()
             if self.timeout is not None and now - began >= self.timeout:
-                raise self._late() if self._has_begun else NotReady(self._no_run("gave up waiting for it"))
-            if not (warned or self._has_begun) and now - began >= _SILENT_SECONDS:
+                if has_begun(self.store):
+                    raise self._late()
+                raise NotReady(self._no_run("gave up waiting for it"))
+            if not (warned or has_begun(self.store)) and now - began >= _SILENT_SECONDS:
                 warned = True
                 # Of the line that makes the loader: behind us, _find, __post_init__ and __init__.
                 warnings.warn(self._no_run("waiting for it"), stacklevel=5)
             time.sleep(self.poll)
 
-    @property
-    def _has_begun(self) -> bool:
-        return self.folder.private.is_dir() or self.folder.manifest.is_file()
-
     def _no_run(self, what: str) -> str:
         return message(
             f"there is no run in this folder yet: {what}",
             "check that the path is right, and that the conversion was started",
-            folder=self.folder.path.absolute(),
-            folder_exists="yes" if self.folder.path.is_dir() else "no",
+            folder=self.store.root.absolute(),
+            folder_exists="yes" if self.store.root.is_dir() else "no",
             timeout="none" if self.timeout is None else f"{self.timeout:g} seconds",
         )
 
     def _deserted(self) -> NotReady:
-        past = sessions.all_of(self.folder)
+        past = sessions.all_of(RunFolder(self.store.root))
         return NotReady(
             message(
                 "nobody is making this run any more, and it is not complete",
                 "run its command again; fwconvert status says what failed",
                 "resume from the last state when there is more",
-                folder=self.folder.path,
+                folder=self.store.uri,
                 last_session=(past[-1].outcome if past else "") or "interrupted",
             )
         )
@@ -304,7 +314,7 @@ class Waiting:
             message(
                 "the run has made nothing new before the timeout",
                 "see fwconvert status; resume from the last state when there is more",
-                folder=self.folder.path,
+                folder=self.store.uri,
                 seconds=self.timeout,
             )
         )

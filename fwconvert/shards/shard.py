@@ -2,8 +2,8 @@
 
 A token shard is a header, which some formats have, then the tokens and
 nothing else. FORMAT.md describes each byte. A document index is a plain array;
-how wide its entries are follows from the format of the token shard, so nobody
-guesses it from a file. Both files are written and opened here alone; headers
+how wide its entries are follows from the format of the token shard, so it is never
+guessed from a file. Both files are written and opened here alone; headers
 are parsed by `formats`.
 """
 

@@ -23,7 +23,7 @@ from fwconvert.store import layout
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine
 
-# The files that this process has hashed, each with what tells whether it is still the same.
+# The files that this process has hashed, each with what shows whether it is still the same.
 _MOST_HASHED = 4096
 _hashed: dict[tuple[Path, int, int, int], str] = {}
 
@@ -44,7 +44,7 @@ class DocumentSpan:
     row: int
     start: int
     end: int
-    # Otherwise its end is in a token shard that is not made yet, was dropped, or is behind a limit.
+    # Otherwise its end is in a token shard that is not made yet, was dropped, or is past a limit.
     is_whole: bool
 
 

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def waiting(folder: RunFolder, timeout: float | None = None) -> Waiting:
-    return Waiting(folder, timeout, poll=5)
+    return Waiting(folder.store, timeout, poll=5)
 
 
 def at(clock: Clock, seconds: float) -> Callable[[], bool]:

@@ -87,8 +87,8 @@ _nursery: socket.socket | None = None
 
 def start(line: Sequence[str], **how: Any) -> "subprocess.Popen[Any]":
     """Start a Python program; `how` is as for subprocess.Popen."""
-    kind = _Forked if _can_be_forked(line, how.get("env")) and "preexec_fn" not in how else subprocess.Popen
-    return kind(line, **how)
+    forked = how.get("preexec_fn") is None and _can_be_forked(line, how.get("env"))
+    return (_Forked if forked else subprocess.Popen)(line, **how)
 
 
 def run(
