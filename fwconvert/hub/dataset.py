@@ -170,7 +170,7 @@ class Dataset:
         )
 
     @contextmanager
-    def open(self, path: str, begin: int, end: int | None = None) -> Iterator[FileStream]:
+    def open_range(self, path: str, begin: int, end: int | None = None) -> Iterator[FileStream]:
         """Ask for a file from byte `begin` on, to its end or to byte `end`."""
         wanted = headers()
         if begin or end is not None:

@@ -128,7 +128,7 @@ class Download:
 
     def _append_response(self, file: SourceShard, part: "_Part", retry: Retry) -> None:
         """Append what one request brings."""
-        with self.dataset.open(file.path, part.bytes) as answer:
+        with self.dataset.open_range(file.path, part.bytes) as answer:
             if answer.is_past_end:
                 raise _ContentMismatch(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
             if answer.total is not None and answer.total != file.bytes:

@@ -69,7 +69,7 @@ class RangedFile(io.RawIOBase):
     def _range(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`; raise TransientError if fewer come."""
         found = bytearray()
-        with self._dataset.open(self._file.path, begin, end) as answer:
+        with self._dataset.open_range(self._file.path, begin, end) as answer:
             if answer.is_past_end or answer.total not in (None, self._file.bytes):
                 raise SourceError(
                     message(

@@ -71,7 +71,7 @@ def headers(_scratch: Path) -> Callable[[bytes], object]:
 
 
 def _download(dataset: Dataset, begin: int) -> int:
-    with dataset.open(_FILE, begin) as answer:
+    with dataset.open_range(_FILE, begin) as answer:
         pieces: Iterator[bytes] = iter(answer)
         return sum(len(piece) for piece, _ in zip(pieces, range(_MOST_PIECES), strict=False))
 
