@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
+from fwconvert.errors import FwconvertError, OutputError, RemoteError, Stopped
 from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
 from fwconvert.run.engines import Engine, Progress
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -87,7 +87,7 @@ class _Flight:
     unready: int = 0
     warned: bool = False
     # Why nothing more is coming, though it should.
-    trouble: HubError | None = None
+    trouble: RemoteError | None = None
 
     @property
     def over(self) -> bool:
@@ -119,7 +119,7 @@ class _Flight:
             return next(coming)
         except StopIteration:
             self.coming = None
-        except HubError as error:
+        except RemoteError as error:
             self.coming, self.trouble = None, error
         return None
 
@@ -180,7 +180,7 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the
     output cannot be written, FwconvertError if no worker can begin, Stopped if
-    the watcher does, and HubError if `orders` did, once all that had come was
+    the watcher does, and RemoteError if `orders` did, once all that had come was
     done. By then no worker is at work any more.
     """
     if engine.slots < 1:
