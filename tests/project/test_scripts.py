@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2]
-SCRIPTS = ("scripts/run", "scripts/test", "scripts/bench", "scripts/fuzz", ".ci/run")
+SCRIPTS = ("scripts/run", "scripts/test", "scripts/bench", "scripts/fuzz", "scripts/disagreements", ".ci/run")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts want bash")
 
