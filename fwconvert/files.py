@@ -1,4 +1,4 @@
-"""The one door to files that somebody else may have put in our way.
+"""The one door to files that other people may have put in our way.
 
 A run folder may lie on a shared machine, and a source may come from anywhere.
 So whoever opens a file that already has a name does it here: for reading only
@@ -42,6 +42,14 @@ class Refused(OSError):
         return f"{self.strerror}: {self.filename}"
 
 
+class TooLarge(OSError):
+    """A file has more bytes than whoever asked for it takes; nothing of it was read."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(errno.EFBIG, "it is too large", str(path))
+        self.size = size
+
+
 def state_of(path: Path) -> os.stat_result:
     """Return what the system knows of a regular file, or of what a link to one leads to; opens nothing."""
     return _regular(path, path.stat())
@@ -62,13 +70,13 @@ def open_to_write(path: Path, *, create: bool = True, append: bool = False) -> i
     flags |= (os.O_CREAT if create else 0) | (os.O_APPEND if append else 0)
     # O_NOFOLLOW alone would say "too many levels of symbolic links", and Windows has no such flag.
     if path.is_symlink():
-        raise _refused("it is a link, and we write through none", path)
+        raise refused("it is a link, and we write through none", path)
     if path.exists():
         state_of(path)
     file = _opened(path, flags)
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
-        raise _refused("it has another name elsewhere (a hard link)", path)
+        raise refused("it has another name elsewhere (a hard link)", path)
     return file
 
 
@@ -85,6 +93,15 @@ def read(path: Path, most: int) -> bytes:
             parts.append(part)
             left -= len(part)
     return b"".join(parts)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """Return the content of a regular file; one of more than `most` bytes is TooLarge."""
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise TooLarge(path, size)
+        return file.read(size) or b""
 
 
 def holds(path: Path, content: bytes) -> bool:
@@ -125,9 +142,10 @@ def _opened(path: Path, flags: int) -> io.FileIO:
 def _regular(path: Path, state: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(state.st_mode):
         kind = _KINDS.get(stat.S_IFMT(state.st_mode), "something else")
-        raise _refused(f"it is {kind}, not a regular file", path)
+        raise refused(f"it is {kind}, not a regular file", path)
     return state
 
 
-def _refused(what: str, path: Path) -> Refused:
+def refused(what: str, path: Path) -> Refused:
+    """Return the error that says why a file is not opened."""
     return Refused(errno.EINVAL, what, str(path))

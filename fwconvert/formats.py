@@ -1,7 +1,9 @@
 """The formats of token shards: how their files are named and begin, and what stands beside them.
 
-Everything in which trainers differ is told here, so that nobody else asks for
-a format by its name. FORMAT.md describes each byte.
+Everything in which trainers differ is said here, so no other module asks for a
+format by its name. Headers are parsed here for everybody: those of our own
+shards, and those of other programs, which spell numpy's in their own ways.
+They are parsed and never evaluated. FORMAT.md describes each byte.
 """
 
 import re
@@ -10,53 +12,79 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fwconvert.errors import UsageError, message
+from fwconvert.errors import ShardError, UsageError, message
 
 FormatName = Literal["llmc", "npy", "raw", "megatron", "datatrove"]
 
 # Magic number and version of llm.c's gpt-2 shards (2 bytes a token) and llama-3 shards (4 bytes).
-_LLMC_KINDS = {2: (20240520, 1), 4: (20240801, 7)}
+_LLMC_VERSIONS = {2: (20240520, 1), 4: (20240801, 7)}
 _LLMC_BYTES = 1024
 
-# What a compressed token shard has behind its suffix. Higher levels are slower and gain little on tokens.
+# What a compressed token shard has after its suffix. Higher levels are slower and gain little on tokens.
 ZIPPED = ".zst"
 ZIP_LEVEL = 3
 
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
 # Room for 21 digits of the length and lines of 64 bytes: the same size for every length.
 _NPY_BYTES = 128
+# What numpy writes: a dictionary of three entries. Types and shapes that tokens do not have are recognised
+# as such and not understood any further.
+_NPY_VALUE = r"""'[^'"]*'|"[^'"]*"|\[[^\[\]]*\]|\([^()]*\)|True|False"""
+_NPY_ENTRY = re.compile(rf"""['"](\w+)['"]\s*:\s*({_NPY_VALUE})\s*,?\s*""")
+_NPY_HEADER = re.compile(rf"\{{\s*(?:{_NPY_ENTRY.pattern})*\}}")
+
+# Enough for the header of any format, as any program writes it.
+MOST_HEADER_BYTES = 4096
+# What nanoGPT calls its files, which have no header to know them by.
+HEADERLESS_NAMES = ("train.bin", "val.bin")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a token shard holds, by its header or, if it has none, by its size."""
+
+    tokens: int
+    token_bytes: int
+    # Where the tokens begin.
+    offset: int
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the tokens: always equally long, so that a tail can keep that of its shard."""
+    """What stands before the tokens. Ours always has one size, so that a tail can keep that of its shard."""
 
     size: int
+    # How it begins, in any version.
+    magics: tuple[bytes, ...]
     # From the bytes of a token and the number of tokens.
     make: Callable[[int, int], bytes]
-    # From the bytes of a token and a header, how many tokens it tells of; None if it is none.
-    read: Callable[[int, bytes], int | None]
+    # From the name of a file and its first bytes; raises ShardError if they are no such header.
+    parse: Callable[[object, bytes], Contents]
+    # Whether the header of a run's shard must be ours to the byte: what differs might be another array.
+    is_exact: bool
 
 
 @dataclass(frozen=True)
 class Trap:
-    """What a trainer would stumble over, and in which runs."""
+    """A warning that some trainers need, and for which runs."""
 
     text: str
-    # With tokens of so many bytes.
+    # The sizes of a token to which it applies.
     token_bytes: tuple[int, ...] = (2, 4)
-    # With so many training shards; None: with any number.
+    # The number of training shards to which it applies; None: any.
     train_shards: int | None = None
 
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of token shard."""
+    """How the token shards are made that one family of trainers reads."""
 
     name: FormatName
     # Whose loader it is made for.
     trainer: str
     suffix: str
-    # Where a document has its separator, unless told.
+    # On which side of a document its separator is by default.
     eot: Literal["before", "after"]
     # The most tokens and bytes of a token shard, and why.
     most_tokens: int
@@ -90,12 +118,57 @@ class Format:
         return int(self.index_start[-1]) + 4
 
     def header_of(self, token_bytes: int, tokens: int) -> bytes:
-        """Return what stands before so many tokens."""
+        """Return what stands before `tokens` tokens."""
         return self.header.make(token_bytes, tokens) if self.header else b""
 
-    def tokens_told(self, token_bytes: int, head: bytes, size: int) -> int | None:
-        """Return how many tokens a file of `size` bytes says it has; None if it is none of this format."""
-        return self.header.read(token_bytes, head) if self.header else size // token_bytes
+    def contents(self, file: object, head: bytes, size: int, token_bytes: int = 2) -> Contents:
+        """Return what a file of `size` bytes holds that begins with `head`, whoever wrote it.
+
+        Raises ShardError, which names the file, if that is not a header, or not
+        one that fits the size. `token_bytes` is for files without a header.
+        """
+        if self.header is None:
+            tokens, rest = divmod(size, token_bytes)
+            if rest:
+                raise ShardError(
+                    message(
+                        "a token shard without a header is cut short, or its tokens are of another type",
+                        file=file,
+                        bytes=f"{size:,}",
+                        bytes_per_token=token_bytes,
+                    )
+                )
+            return Contents(tokens, token_bytes, 0)
+        found = self.header.parse(file, head)
+        if found.offset + found.tokens * found.token_bytes != size:
+            raise ShardError(
+                message(
+                    "the size of a token shard does not match its header",
+                    file=file,
+                    tokens_in_header=f"{found.tokens:,}",
+                    bytes=f"{size:,}",
+                )
+            )
+        return found
+
+    def own_contents(self, file: object, head: bytes, size: int, token_bytes: int) -> Contents:
+        """Return what a file holds that fwconvert wrote in this format, with tokens of `token_bytes` bytes.
+
+        Raises ShardError, which names the file, if it did not.
+        """
+        found = self.contents(file, head, size, token_bytes)
+        own = self.header_of(token_bytes, found.tokens)
+        is_exact = self.header is not None and self.header.is_exact
+        if (found.token_bytes, found.offset) != (token_bytes, len(own)) or (is_exact and head != own):
+            raise ShardError(
+                message(
+                    f"this is not a token shard of uint{8 * token_bytes} in {self.trainer}'s format",
+                    file=file,
+                    first_bytes=head[:12].hex(" "),
+                    expected=own[:8].hex(" ") + " and what follows",
+                )
+            )
+        return found
 
     def most(self, token_bytes: int) -> int:
         """Return how many tokens a token shard may have."""
@@ -104,7 +177,7 @@ class Format:
         return min(self.most_tokens, (self.most_bytes - self.header_bytes) // token_bytes)
 
     def warnings(self, token_bytes: int, train_shards: int | None = None) -> list[str]:
-        """Return what trainers would stumble over in a run; None: how many shards it has is not known yet."""
+        """Return the warnings for a run; `train_shards` is None while their number is not known yet."""
         return [
             trap.text
             for trap in self.traps
@@ -112,7 +185,7 @@ class Format:
         ]
 
     def check_name(self, name: str) -> None:
-        """Raise UsageError if the loader would take one split for the other because of --name."""
+        """Raise UsageError if --name would make the trainer mistake one split for the other."""
         if any(word in name for word in self.reserved):
             words = " and ".join(self.reserved)
             raise UsageError(
@@ -124,7 +197,7 @@ class Format:
             )
 
     def check_stream(self, layout: str, shard_tokens: int, name: str, last: str) -> None:
-        """Raise UsageError if something was chosen that one stream does not have."""
+        """Raise UsageError if an option was chosen that a single stream does not have."""
         for flag, given, only in (
             ("layout", layout, "contiguous"),
             ("shard-tokens", shard_tokens, 0),
@@ -151,27 +224,52 @@ def find(name: str) -> Format:
     return _FORMATS[name]
 
 
+def recognised(head: bytes) -> Format | None:
+    """Return the format whose header a file begins with, in any version; None if it has no header."""
+    for found in _FORMATS.values():
+        if found.header and head.startswith(found.header.magics):
+            return found
+    return None
+
+
 def _llmc_header(token_bytes: int, tokens: int) -> bytes:
-    return struct.pack("<3i", *_LLMC_KINDS[token_bytes], tokens).ljust(_LLMC_BYTES, b"\0")
+    return struct.pack("<3i", *_LLMC_VERSIONS[token_bytes], tokens).ljust(_LLMC_BYTES, b"\0")
 
 
-def _llmc_tokens(token_bytes: int, head: bytes) -> int | None:
-    if len(head) < _LLMC_BYTES:
-        return None
-    magic, version, tokens = struct.unpack_from("<3i", head)
-    return int(tokens) if (magic, version) == _LLMC_KINDS[token_bytes] and tokens >= 0 else None
+def _parse_llmc(file: object, head: bytes) -> Contents:
+    magic, version, tokens = struct.unpack_from("<3i", head.ljust(12, b"\0"))
+    widths = {versions: token_bytes for token_bytes, versions in _LLMC_VERSIONS.items()}
+    if (magic, version) not in widths or tokens < 0 or len(head) < _LLMC_BYTES:
+        wrong = "this is not a token shard in llm.c's format"
+        raise ShardError(message(wrong, file=file, first_bytes=head[:12].hex(" ")))
+    return Contents(tokens, widths[magic, version], _LLMC_BYTES)
 
 
 def _npy_header(token_bytes: int, tokens: int) -> bytes:
     described = f"{{'descr': '<u{token_bytes}', 'fortran_order': False, 'shape': ({tokens},), }}"
-    start = struct.pack("<8sH", b"\x93NUMPY\x01\x00", _NPY_BYTES - 10)
+    start = struct.pack("<8sH", _NPY_MAGIC + _NPY_VERSIONS[0], _NPY_BYTES - 10)
     return start + described.encode().ljust(_NPY_BYTES - 11) + b"\n"
 
 
-def _npy_tokens(token_bytes: int, head: bytes) -> int | None:
-    found = re.search(rb"\(([0-9]{1,19}),\)", head)
-    tokens = int(found[1]) if found else 0
-    return tokens if head == _npy_header(token_bytes, tokens) else None
+def _parse_npy(file: object, head: bytes) -> Contents:
+    wrong = "this is not a token shard in numpy's format"
+    # Version 1 has 2 bytes for the length of what follows, later ones have 4.
+    width = 2 if head[6:7] == b"\x01" else 4
+    begin = len(_NPY_MAGIC) + 2 + width
+    offset = begin + int.from_bytes(head[begin - width : begin], "little")
+    if not head.startswith(_NPY_MAGIC) or head[6:8] not in _NPY_VERSIONS or offset > len(head):
+        raise ShardError(message(wrong, file=file, first_bytes=head[:12].hex(" ")))
+    # numpy would have it evaluated by Python, which fails in many ways of its own.
+    text = head[begin:offset].decode("latin-1").strip()
+    entries = dict(_NPY_ENTRY.findall(text))
+    if not _NPY_HEADER.fullmatch(text) or entries.keys() != {"descr", "fortran_order", "shape"}:
+        raise ShardError(message(wrong, file=file, header=text[:200]))
+    token_bytes = {"<u2": 2, "<u4": 4}.get(entries["descr"].strip("'\""))
+    shape = re.fullmatch(r"\(\s*([0-9]{1,19})L?\s*,\s*\)", entries["shape"])
+    if shape is None or token_bytes is None:
+        wrong = "this is not an array of uint16 or uint32 with one dimension"
+        raise ShardError(message(wrong, file=file, type=entries["descr"], shape=entries["shape"]))
+    return Contents(int(shape[1]), token_bytes, offset)
 
 
 LLMC = Format(
@@ -183,7 +281,14 @@ LLMC = Format(
     # llm.c seeks with a C int.
     most_bytes=2**31 - 1,
     limit="a token shard must stay below 2 GiB for llm.c",
-    header=Header(_LLMC_BYTES, _llmc_header, _llmc_tokens),
+    header=Header(
+        size=_LLMC_BYTES,
+        magics=tuple(magic.to_bytes(4, "little") for magic, _ in _LLMC_VERSIONS.values()),
+        make=_llmc_header,
+        parse=_parse_llmc,
+        # What follows the first three numbers says nothing; `verify` reports it if it is not zeros.
+        is_exact=False,
+    ),
     zips=True,
     traps=(
         Trap("modded-nanogpt needs two training shards: see --shard-tokens", train_shards=1),
@@ -202,7 +307,7 @@ NPY = Format(
     eot="before",
     most_tokens=2**32,
     limit="a document index has 4 bytes for the start of a document",
-    header=Header(_NPY_BYTES, _npy_header, _npy_tokens),
+    header=Header(size=_NPY_BYTES, magics=(_NPY_MAGIC,), make=_npy_header, parse=_parse_npy, is_exact=True),
     reserved=("train", "val"),
     zips=True,
     traps=(
@@ -244,4 +349,4 @@ DATATROVE = Format(
     takes_all=True,
 )
 
-_FORMATS: dict[str, Format] = {kind.name: kind for kind in (LLMC, NPY, RAW, MEGATRON, DATATROVE)}
+_FORMATS: dict[str, Format] = {made.name: made for made in (LLMC, NPY, RAW, MEGATRON, DATATROVE)}

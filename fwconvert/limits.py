@@ -120,7 +120,7 @@ def _sum(amounts: Iterable[Amount]) -> Amount:
 
 
 class HasCounts(Protocol):
-    """What tells what a source gave."""
+    """A record that says what a source gave."""
 
     @property
     def counts(self) -> Counted:

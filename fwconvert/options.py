@@ -1,5 +1,6 @@
 """Everything that a user may choose and that does not decide output bytes."""
 
+import os
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,13 +31,15 @@ class Options:
     stall_timeout: float = 900.0
     # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
     # workers; how many may be on their way; for how many seconds to try while nothing comes.
-    keep_source: Path | None = None
+    keep_source: str | os.PathLike[str] | None = None
     prefetch: int | None = None
     max_fetches: int = 4
     patience: float = 600.0
 
     def __post_init__(self) -> None:
         records.check(self)
+        if self.keep_source == "":
+            raise UsageError(message("keep_source is empty", "name a folder; '.' is the current one"))
         counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
         counts |= {"fetch at a time": self.max_fetches, "byte of memory for a worker": self.worker_memory}
         for name, number in counts.items():
@@ -45,6 +48,11 @@ class Options:
         for name, seconds in {"patience": self.patience, "stall_timeout": self.stall_timeout}.items():
             if not seconds > 0:  # Of nan, too.
                 raise UsageError(message(f"{name} must be more than 0 seconds", given=seconds))
+
+    @property
+    def keep_folder(self) -> Path | None:
+        """The folder in which fetched sources are kept, if they are."""
+        return None if self.keep_source is None else Path(self.keep_source)
 
     @property
     def prefetch_count(self) -> int:

@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,12 +85,14 @@ def prepare(log: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def executor_of_one(initializer: Callable[..., None], *given: Any) -> ProcessPoolExecutor:
+def executor_of_one(
+    initializer: Callable[..., None], *given: Any, context: BaseContext = SPAWN
+) -> ProcessPoolExecutor:
     """Return an executor of one process, which begins with a call of `initializer`."""
     # The first pool starts Python's resource tracker, which lives through a SIGHUP that it finds blocked.
     # By itself, not with the process: having started the tracker, Python unblocks the other signals.
     with _signals_held():
-        return ProcessPoolExecutor(max_workers=1, mp_context=SPAWN, initializer=initializer, initargs=given)
+        return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=initializer, initargs=given)
 
 
 def start(

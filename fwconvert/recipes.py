@@ -144,6 +144,10 @@ class Rules(Part, frozen=True, omit_defaults=True):
     # Where the run ends, counted from the first source on.
     limit_documents: int | None = None
     limit_tokens: int | None = None
+    # Of a tokenizer that is not built in: who loads it, how many ids it has, and which separates documents.
+    tokenizer_kind: str | None = None
+    vocabulary_size: int | None = None
+    eot_id: int | None = None
 
     def __post_init__(self) -> None:
         use_own_defaults(self)
@@ -296,9 +300,27 @@ def check_rules(rules: Rules) -> Rules:
     _check_text_column(rules.text_column)
     if not 1 <= rules.block_digits <= 20:
         raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
+    _check_tokenizer(rules)
     _check_compression(rules)
     _check_choice(rules)
     return rules
+
+
+def _check_tokenizer(rules: Rules) -> None:
+    size, eot = rules.vocabulary_size, rules.eot_id
+    if rules.tokenizer_kind is None and size is None and eot is None:
+        return
+    sized = size is not None and eot is not None and 0 <= eot < size <= 2**32
+    if rules.tokenizer_kind is None or not sized:
+        raise UsageError(
+            message(
+                "these rules do not describe a tokenizer",
+                tokenizer=rules.tokenizer,
+                kind=rules.tokenizer_kind,
+                size=size,
+                eot=eot,
+            )
+        )
 
 
 def _check_compression(rules: Rules) -> None:

@@ -19,10 +19,11 @@ it could not be read again: reading is strict. So this is as strict.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -147,14 +148,27 @@ def decode(raw: bytes, kind: type[R], where: str, there: Callable[[], int] = lam
 
 def read(path: Path, kind: type[R], there: Callable[[], int] = lambda: 0) -> R:
     """Return the record in the file `path`, or raise ManifestError. `there` is as for `decode`."""
+    return decode(content(partial(files.read_whole, path), kind, str(path)), kind, str(path), there)
+
+
+def content(read_whole: Callable[[int], bytes], kind: type[R], where: str) -> bytes:
+    """Return the content of a record's file, or raise ManifestError that names `where`.
+
+    `read_whole` returns all of it; it is told how much such a record has at the most.
+    """
     try:
-        raw = _content(path, kind.most_bytes)
+        return read_whole(kind.most_bytes)
+    except files.TooLarge as error:
+        raise ManifestError(
+            message(
+                "this file is too large for a record",
+                file=where,
+                bytes=f"{error.size:,}",
+                at_most=f"{kind.most_bytes:,} bytes",
+            )
+        ) from error
     except OSError as error:
-        raise ManifestError(message("this file cannot be read", file=path, reason=error)) from error
-    if raw is None:
-        most = f"{kind.most_bytes:,} bytes"
-        raise ManifestError(message("this file is too large for a record", file=path, at_most=most))
-    return decode(raw, kind, str(path), there)
+        raise ManifestError(message("this file cannot be read", file=where, reason=error)) from error
 
 
 def can_be_read(raw: bytes) -> bool:
@@ -180,13 +194,6 @@ def files_in(folder: Path) -> int:
             return sum(1 for _ in entries)
     except OSError:
         return 0
-
-
-def _content(path: Path, most: int) -> bytes | None:
-    """Return what is in a regular file, or None if that is more than `most`; then nothing is read."""
-    with files.open_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return (file.read(size) or b"") if size <= most else None
 
 
 def _memory(raw: bytes) -> int:
@@ -224,24 +231,39 @@ def _other_format(where: str, found: str, wanted: str) -> str:
 
 
 def check(given: object) -> None:
-    """Raise UsageError if a field of a dataclass or a struct is not what its declaration says.
+    """Raise UsageError if a field of a dataclass or a struct is not what its declaration says."""
+    types = get_type_hints(type(given))
+    check_values({name: getattr(given, name) for name in types}, types)
 
-    It names the field, the value and what is allowed. A whole float is not
-    taken for an int: beyond 2**53 it may be another number than was written.
+
+def check_values(values: Mapping[str, object], types: Mapping[str, Any]) -> None:
+    """Raise UsageError if a value is not of its declared type: it names the value and what is allowed.
+
+    A whole float is not taken for an int: beyond 2**53 it may be another number than was written.
     """
-    for name, kind in get_type_hints(type(given)).items():
-        value = getattr(given, name)
+    for name, value in values.items():
+        kind = types.get(name)
+        if kind is None:
+            raise UsageError(message(f"there is no {name} to choose", choices=", ".join(types)))
+        # msgspec knows no PathLike.
+        if isinstance(value, os.PathLike) and os.PathLike[str] in get_args(kind):
+            continue
         try:
-            msgspec.convert(value, kind)
+            msgspec.convert(value, _without_paths(kind))
         except (msgspec.ValidationError, OverflowError, UnicodeError):
             raise UsageError(
                 message(
-                    f"{name} cannot be this",
+                    f"{name} has an invalid value",
                     *_advice(value, kind),
                     given=f"{value!r:.500} ({type(value).__name__})",
                     allowed=_allowed(kind),
                 )
             ) from None
+
+
+def _without_paths(kind: Any) -> Any:
+    others = [one for one in get_args(kind) if one != os.PathLike[str]]
+    return Union[tuple(others)] if len(others) < len(get_args(kind)) else kind  # noqa: UP007
 
 
 def _advice(value: object, kind: Any) -> list[str]:

@@ -1,14 +1,13 @@
-"""Expressions over the columns of a source, as trees: the columns they read, their kind, their text.
+"""The language of --where: a small part of Python's expressions, over the columns of a source.
 
-Equal expressions have one text, whatever white space and brackets they were
-written with. It is part of the recipe, so it must not depend on the version of
-Python.
+An expression is read by Python's own parser and never run by it. Every kind of
+node that may stand in one is listed here; anything else is refused, with its
+place. Sizes are bounded, so that no expression costs more than a short one.
 
-The language of --where: a small part of Python's expressions, over the columns of a source.
-
-Read by Python's own parser, never run by it. Every kind of node that may stand
-in an expression is listed here; what is not listed is refused with its place.
-Sizes are bounded, so that no expression costs more than a short one.
+What is parsed is a tree that knows the columns it reads, the types of its
+values, and its text. Equal expressions have one text, whatever white space and
+brackets they were written with. The text is part of the recipe, so it does not
+depend on the version of Python.
 """
 
 import ast
@@ -22,7 +21,7 @@ from typing import Literal, TypeAlias
 
 from fwconvert.errors import UsageError, message
 
-Kind = Literal["number", "text", "truth", "any"]
+ValueType = Literal["number", "text", "truth", "any"]
 Constant: TypeAlias = int | float | str | bool
 
 
@@ -130,18 +129,21 @@ def operands(node: Node) -> Sequence[Node]:
     return []
 
 
-class KindError(Exception):
-    """An expression that makes no sense: a text compared with a number, for example."""
+class TypeMismatch(Exception):
+    """An expression whose types do not go together: a text compared with a number, for example."""
 
 
-def kind(node: Node, kind_of: Callable[[str], Kind], *, top: bool = False) -> Kind:
-    """Return what an expression is; `kind_of` says it of a column. Raises KindError if it makes no sense."""
-    parts = [kind(part, kind_of) for part in operands(node)]
+def value_type(node: Node, column_type: Callable[[str], ValueType], *, top: bool = False) -> ValueType:
+    """Return the type of an expression, given those of its columns; raise TypeMismatch if it makes no sense.
+
+    At the top only a truth makes sense.
+    """
+    parts = [value_type(part, column_type) for part in operands(node)]
     match node:
         case Column(name):
-            found = kind_of(name)
+            found = column_type(name)
         case Value(value):
-            found = _kind_of_value(value)
+            found = _constant_type(value)
         case Arithmetic() | Negative():
             found = _all("number", parts, node)
         case Call(name):
@@ -153,32 +155,32 @@ def kind(node: Node, kind_of: Callable[[str], Kind], *, top: bool = False) -> Ki
             _comparable(node, parts)
             found = "truth"
     if top and found not in ("truth", "any"):
-        raise KindError(f"a row is kept if this is true, but it is a {found}: {text(node)}")
+        raise TypeMismatch(f"a row is kept if this is true, but it is a {found}: {text(node)}")
     return found
 
 
-def _kind_of_value(value: Constant) -> Kind:
+def _constant_type(value: Constant) -> ValueType:
     if isinstance(value, bool):
         return "truth"
     return "text" if isinstance(value, str) else "number"
 
 
-def _all(wanted: Kind, parts: Sequence[Kind], node: Node) -> Kind:
+def _all(wanted: ValueType, parts: Sequence[ValueType], node: Node) -> ValueType:
     for found in parts:
         if found not in (wanted, "any"):
-            raise KindError(f"a {found} stands where a {wanted} should: {text(node)}")
+            raise TypeMismatch(f"a {found} stands where a {wanted} should: {text(node)}")
     return wanted
 
 
-def _comparable(node: Node, parts: list[Kind]) -> None:
+def _comparable(node: Node, parts: list[ValueType]) -> None:
     if isinstance(node, Among):
-        parts = [*parts, *(_kind_of_value(value) for value in node.values)]
+        parts = [*parts, *(_constant_type(value) for value in node.values)]
     known = {part for part in parts if part != "any"}
     if len(known) > 1:
-        raise KindError(f"a {' and a '.join(sorted(known))} cannot be compared: {text(node)}")
+        raise TypeMismatch(f"a {' and a '.join(sorted(known))} cannot be compared: {text(node)}")
     ordered = isinstance(node, Chain) and any(sign not in ("==", "!=") for sign, _ in node.rest)
     if ordered and "truth" in known:
-        raise KindError(f"True is neither larger nor smaller than False: {text(node)}")
+        raise TypeMismatch(f"True is neither larger nor smaller than False: {text(node)}")
 
 
 # How tightly each binds, as in Python.
@@ -296,7 +298,7 @@ def parse(text: str) -> Node:
     if len(text) > MOST_CHARACTERS or not _is_encodable(text):
         raise UsageError(
             message(
-                "the expression of --where is too long, or is no text",
+                "the expression of --where is too long, or is not valid Unicode",
                 f"use at most {MOST_CHARACTERS:,} characters",
                 characters=f"{len(text):,}",
             )
@@ -306,15 +308,15 @@ def parse(text: str) -> Node:
         found = _sensible(_node(_parsed(text), 0))
     except _Refused as error:
         raise UsageError(_pointed(text, error)) from None
-    except KindError as error:
-        raise UsageError(message(f"--where cannot be understood: {error}", _KNOWN, where=text)) from None
+    except TypeMismatch as error:
+        raise UsageError(message(f"invalid --where: {error}", _KNOWN, where=text)) from None
     return found
 
 
 def _sensible(found: Node) -> Node:
     if not [*columns(found)]:
         raise _Refused("it names no column, so it is the same for every row")
-    kind(found, lambda _: "any", top=True)
+    value_type(found, lambda _: "any", top=True)
     return found
 
 
@@ -348,7 +350,7 @@ def _pointed(text: str, error: _Refused) -> str:
     shown = line if len(line) <= _MOST_SHOWN else line[max(0, begin - 20) :][:_MOST_SHOWN]
     skipped = 0 if shown == line else max(0, begin - 20)
     mark = " " * (begin - skipped) + "^" * (min(end - skipped, len(shown) + 1) - (begin - skipped))
-    return message(f"--where cannot be understood: {error}", _KNOWN, where=shown, here=mark)
+    return message(f"invalid --where: {error}", _KNOWN, where=shown, here=mark)
 
 
 def _line(text: str, number: int) -> str:
@@ -360,8 +362,8 @@ def _node(found: ast.expr, depth: int) -> Node:
     if depth > _MOST_DEPTH:
         raise _Refused("it is nested too deeply", found)
     makers: dict[type[ast.expr], Callable[..., Node]] = {
-        ast.Name: _name,
-        ast.Constant: _value,
+        ast.Name: lambda name, _: Column(name.id),
+        ast.Constant: lambda constant, _: Value(_constant(constant)),
         ast.BoolOp: _logic,
         ast.UnaryOp: _unary,
         ast.Compare: _compare,
@@ -372,14 +374,6 @@ def _node(found: ast.expr, depth: int) -> Node:
     if maker is None:
         raise _Refused("this is not part of the language", found)
     return maker(found, depth + 1)
-
-
-def _name(found: ast.Name, _: int) -> Node:
-    return Column(found.id)
-
-
-def _value(found: ast.Constant, _: int) -> Node:
-    return Value(_constant(found))
 
 
 def _constant(found: ast.expr) -> Constant:
@@ -402,11 +396,11 @@ def _unsigned(found: ast.expr) -> Constant:
     if value is None and isinstance(found, ast.Constant):
         raise _Refused("say `is None` or `is not None` to ask for null", found)
     if not isinstance(value, bool | int | float | str):
-        raise _Refused("this is no number, text, True or False", found)
+        raise _Refused("this is not a number, a text, True or False", found)
     if not isinstance(value, str) and not abs(value) <= (2**63 - 1 if isinstance(value, int) else _LARGEST):
         raise _Refused("this number is too large", found)
     if isinstance(value, str) and not _is_encodable(value):
-        raise _Refused("this text cannot be encoded", found)
+        raise _Refused("this text is not valid Unicode", found)
     return value
 
 

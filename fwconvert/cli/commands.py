@@ -6,12 +6,14 @@ imported when a command needs it, so that `--help` and `status` are instant.
 """
 
 import argparse
+import dataclasses
+import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from fwconvert import records
 from fwconvert.cli import text as wording
@@ -22,7 +24,7 @@ from fwconvert.recipes import Recipe
 
 if TYPE_CHECKING:
     from fwconvert.run.convert import Result
-    from fwconvert.run.state import Observer, StopSwitch
+    from fwconvert.run.events import Observer, StopSwitch
 
 
 def convert(args: argparse.Namespace) -> int:
@@ -33,7 +35,9 @@ def convert(args: argparse.Namespace) -> int:
     code, result = _watched(
         recipe,
         args,
-        lambda observer, stop: run.convert(recipe, out, options, observer=observer, stop=stop),
+        lambda observer, stop: run.convert(
+            recipe, out, options, engine=args.engine, observer=observer, stop=stop
+        ),
     )
     if result and result.complete and args.version == "demo" and not args.quiet:
         _mention(wording.what_next(result))
@@ -44,19 +48,13 @@ def export(args: argparse.Namespace) -> int:
     """Make another run from a finished one, and say what came of it."""
     from fwconvert.run.export import Changes, Export  # noqa: PLC0415
 
-    changes = Changes(**{name: getattr(args, name) for name in vars(Changes()) if hasattr(args, name)})
-    exporting = Export(args.out, changes)
-    options = Options(
-        workers=args.workers,
-        check_disk=not args.no_disk_check,
-        rehash=args.rehash,
-        worker_memory=args.worker_memory,
-        stall_timeout=args.stall_timeout,
-    )
+    exporting = Export(args.out, cast("Changes", _named(args, Changes.__annotations__)))
     code, _ = _watched(
         exporting.recipe,
         args,
-        lambda observer, stop: exporting.carry_out(args.new, options, observer=observer, stop=stop),
+        lambda observer, stop: exporting.carry_out(
+            args.new, _options(args), engine=args.engine, observer=observer, stop=stop
+        ),
     )
     return code
 
@@ -94,28 +92,11 @@ def about() -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert.run import estimate, preflight  # noqa: PLC0415
-    from fwconvert.run.prefetch import LocalOrigin  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.run import estimate  # noqa: PLC0415
 
-    recipe, given, options = _asked(args)
-    out = given.absolute()
-    if recipe.root is not None:
-        preflight.refuse_other_folder(
-            recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, RunFolder(out)
-        )
-    needed = estimate.plan_for(recipe, options)
-    free, there = estimate.free_bytes(out), estimate.bytes_there(RunFolder(out))
-    shown = wording.PlanReport(
-        dataset=recipe.source.dataset,
-        revision=recipe.source.revision,
-        out=str(given),
-        plan=records.as_builtin(needed),
-        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
-        disk_used_already=there,
-        disk_free=free,
-    )
-    tell(wording.json_text(shown) if args.json else wording.plan_text(shown, needed, recipe))
+    recipe, out, options = _asked(args)
+    found = estimate.plan(recipe, out, options)
+    tell(wording.json_text(found) if args.json else wording.plan_text(found, recipe))
     return 0
 
 
@@ -123,14 +104,19 @@ def pin(args: argparse.Namespace) -> int:
     """Make a source manifest."""
     from fwconvert.sources import pin as pinning  # noqa: PLC0415
 
-    pinning.check_output(args.output)  # before all the work
     try:
         with _stopping() as stop:
-            pinned = pinning.pin(args.source, args.path, args.revision, note, stop.switch.wish)
+            pinned = pinning.pin(
+                args.source,
+                args.path,
+                revision=args.revision,
+                output=args.output,
+                notice=note,
+                stop=stop.switch.wish,
+            )
     except Stopped as error:
         note(f"fwconvert: {error}")
         return 128 + stop.signal
-    pinning.write(pinned, args.output)
     rows = {"file": args.output, "revision": pinned.revision, "files": f"{len(pinned.files):,}"}
     rows["bytes"] = f"{pinned.bytes:,}"
     use = f"fwconvert --version {args.output}" + (" --source DIR" if not pinned.revision else "")
@@ -216,7 +202,7 @@ class _Stopping:
 @contextmanager
 def _stopping() -> Iterator[_Stopping]:
     """Let SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the process anywhere."""
-    from fwconvert.run.state import StopSwitch  # noqa: PLC0415
+    from fwconvert.run.events import StopSwitch  # noqa: PLC0415
 
     stopping = _Stopping(StopSwitch())
     handlers = {signal.SIGINT: stopping.ask, signal.SIGTERM: stopping.ask}
@@ -232,47 +218,19 @@ def _stopping() -> Iterator[_Stopping]:
 
 
 def _asked(args: argparse.Namespace) -> tuple[Recipe, Path, Options]:
-    from fwconvert.run.request import Request, resolve  # noqa: PLC0415
+    from fwconvert.run.request import recipe  # noqa: PLC0415
 
     out = args.out or _default_out(args.version, args.source)
-    recipe = resolve(
-        Request(
-            version=args.version,
-            source=args.source,
-            tokenizer=args.tokenizer,
-            format=args.format,
-            eot=args.eot,
-            text_column=args.text_column,
-            shard_tokens=args.shard_tokens,
-            val_tokens=args.val_tokens,
-            layout=args.layout,
-            last=args.last,
-            compress=args.compress,
-            name=args.name,
-            min_score=args.min_score,
-            min_int_score=args.min_int_score,
-            where=args.where,
-            limit_documents=args.limit_documents,
-            limit_tokens=args.limit_tokens,
-        )
-    )
-    return (
-        recipe,
-        out,
-        Options(
-            workers=args.workers,
-            threads=args.threads,
-            encoder=args.encoder,
-            check_disk=not args.no_disk_check,
-            rehash=args.rehash,
-            worker_memory=args.worker_memory,
-            stall_timeout=args.stall_timeout,
-            keep_source=args.keep_source,
-            prefetch=args.prefetch,
-            max_fetches=args.max_fetches,
-            patience=args.patience,
-        ),
-    )
+    return recipe(**_named(args, inspect.signature(recipe).parameters)), out, _options(args)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(**_named(args, (field.name for field in dataclasses.fields(Options))))
+
+
+def _named(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the flags of these names, as far as the command has them: a flag is called like what it sets."""
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def _default_out(version: str | None, source: str | None) -> Path:

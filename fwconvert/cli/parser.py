@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from fwconvert import processes
 from fwconvert.addresses import plain
@@ -23,6 +23,9 @@ from fwconvert.cli.console import note, tell
 from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
 from fwconvert.options import parse_count
+
+if TYPE_CHECKING:  # For its name only: --help must not wait for it.
+    from fwconvert.run.engines import Engine
 
 _DESCRIPTION = """\
 FineWeb-Edu parquet in, exact fixed-size token shards out.
@@ -43,11 +46,14 @@ The same command goes on after any crash. To start over, remove the folder.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code. Errors are printed, never raised."""
+def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -> int:
+    """Run a command; return its exit code. Errors are printed, never raised.
+
+    A program may give an engine for `convert` and `export` to run on.
+    """
     processes.open_standard_streams()
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(list(sys.argv[1:] if argv is None else argv), engine)
     except UsageError as error:
         return _complain(error, 2)
     except FwconvertError as error:
@@ -82,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(status)
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], engine: "Engine | None") -> int:
     parsers = {
         "plan": (_plan_parser, commands.plan),
         "pin": (_pin_parser, commands.pin),
@@ -93,7 +99,7 @@ def _run(argv: list[str]) -> int:
         "export": (_export_parser, commands.export),
     }
     if not argv or argv[0].startswith("-"):
-        args = _convert_parser().parse_args(argv)
+        args = _convert_parser().parse_args(argv, argparse.Namespace(engine=engine))
         return commands.about() if args.about else commands.convert(args)
     if argv[0] not in parsers:
         close = difflib.get_close_matches(argv[0], parsers, n=1)
@@ -101,7 +107,7 @@ def _run(argv: list[str]) -> int:
         known = f"the commands are {', '.join(parsers)}; no command word means: convert"
         raise UsageError(message("there is no command of this name", *meant, known, given=argv[0]))
     make, command = parsers[argv[0]]
-    return command(make().parse_args(argv[1:]))
+    return command(make().parse_args(argv[1:], argparse.Namespace(engine=engine)))
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -293,7 +299,10 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
         help="hash all output that is there, and make again what is damaged "
         "(default: hash what was written to since)",
     )  # fmt: skip
-    group.add_argument("--no-disk-check", action="store_true", help="start even if the disk seems too small")
+    group.add_argument(
+        "--no-disk-check", dest="check_disk", action="store_false",
+        help="start even if the disk seems too small",
+    )  # fmt: skip
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
         help="a process that has more is ended (default: its share of 80 %% of the machine's)",

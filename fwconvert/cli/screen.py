@@ -206,7 +206,7 @@ def session_tokens(snapshot: Snapshot) -> int:
 
 
 if TYPE_CHECKING:  # For their names only: --help must not wait for them.
-    from fwconvert.run.engine import Progress
+    from fwconvert.run.engines import Progress
     from fwconvert.run.events import Snapshot
 
 # A longer bar says no more, and is torn up when the window shrinks.
@@ -233,7 +233,7 @@ def job_lines(running: Sequence[Progress], width: int, most: int) -> list[list[S
     unit = " tokens" if width >= 72 else ""
     free = width - bar_width - len(f"    {'':>4} 12.3M{unit}")
     shown = running[:most]
-    title_width = min(max(8, free), max((cells(job.order.title) for job in shown), default=0))
+    title_width = min(max(8, free), max((cells(job.title) for job in shown), default=0))
     lines = [_job_line(job, title_width, bar_width, unit) for job in shown]
     if len(running) > most:
         lines.append([(f"  … and {len(running) - most} more", "dim")])
@@ -241,9 +241,9 @@ def job_lines(running: Sequence[Progress], width: int, most: int) -> list[list[S
 
 
 def _job_line(job: Progress, title_width: int, bar_width: int, unit: str) -> list[Span]:
-    title = shortened(job.order.title, title_width)
+    title = shortened(job.title, title_width)
     padding = " " * (title_width - cells(title))
-    end = f" {math.floor(job.fraction * 100):>3}% {humanised(job.tokens_made):>5}{unit}"
+    end = f" {math.floor(job.fraction * 100):>3}% {humanised(job.tokens):>5}{unit}"
     return [(f"  {title}{padding} ", ""), *bar(job.fraction, bar_width, "cyan"), (end, "")]
 
 

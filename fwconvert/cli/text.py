@@ -8,28 +8,15 @@ from typing import TYPE_CHECKING
 from fwconvert import records
 from fwconvert.errors import message, printable
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.records import Part
-from fwconvert.store import names
+from fwconvert.store import layout
 
 if TYPE_CHECKING:
     from fwconvert.inspection.show import Document
     from fwconvert.inspection.status import Status
     from fwconvert.inspection.verify import Report
     from fwconvert.run.convert import Result
-    from fwconvert.run.estimate import Plan
+    from fwconvert.run.estimate import Estimate, Plan
     from fwconvert.store.run_manifest import Headline
-
-
-class PlanReport(Part, frozen=True):
-    """What `plan --json` prints."""
-
-    dataset: str
-    revision: str
-    out: str
-    plan: dict[str, object]
-    disk_needed: int
-    disk_used_already: int
-    disk_free: int
 
 
 def json_text(value: object) -> str:
@@ -152,7 +139,7 @@ def _how_to_read(rules: Rules, out: Path, shard: str) -> list[str]:
         "Read a token shard:",
         "  import numpy as np",
         f"  tokens = np.memmap({where}, offset={kind.header_bytes})",
-        f'  starts = np.fromfile("{out}/index/{names.index(shard)}", "{start}")["f0"]',
+        f'  starts = np.fromfile("{out}/{layout.index(shard)}", "{start}")["f0"]',
     ]
 
 
@@ -160,8 +147,9 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def plan_text(shown: PlanReport, needed: "Plan", recipe: Recipe) -> str:
+def plan_text(shown: "Estimate", recipe: Recipe) -> str:
     """Tell what a run would need."""
+    needed = shown.plan
     largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
     short = shown.disk_needed - shown.disk_used_already - shown.disk_free
     rows: dict[str, object] = {

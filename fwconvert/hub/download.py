@@ -21,7 +21,7 @@ from fwconvert.hub.client import endpoint
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Passing, Patience
 from fwconvert.recipes import SourceShard
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 
 if sys.platform != "win32":
     import fcntl
@@ -171,7 +171,7 @@ def part_name(file: SourceShard, revision: str) -> str:
 
     Where nobody knows the sha256, the revision and the path decide the content.
     """
-    return f"{file.sha256 or names.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
+    return f"{file.sha256 or layout.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
 
 
 def _occupied(file: SourceShard, place: Path) -> str:

@@ -4,6 +4,7 @@ What the run manifest says is held against what its jobs must have given before
 any token is looked at. A run that is not finished can be read as far as it is.
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -11,16 +12,16 @@ from pathlib import Path
 
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.recipes import check_rules
-from fwconvert.shards.expected import Account, Expected
+from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
-from fwconvert.shards.stream import Document, StreamReader
+from fwconvert.shards.stream import DocumentSpan, StreamReader
 from fwconvert.store import run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Located:
     source: int
     # In the run, counted from 1; None if a source before it is not converted yet.
     number: int | None
-    document: Document
+    document: DocumentSpan
     reader: StreamReader
     # The token that was asked for, in the stream of the source.
     position: int
@@ -39,8 +40,8 @@ class Located:
 class RunReader:
     """The run in a folder."""
 
-    def __init__(self, out: Path) -> None:
-        self.folder = RunFolder(out)
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.folder = RunFolder(Path(out))
         self.manifest: RunManifest = read_manifest(self.folder)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
@@ -64,8 +65,8 @@ class RunReader:
     def reader(self, source: int) -> StreamReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
-        eot = vocabulary.find(rules.tokenizer).eot
-        return StreamReader(self.folder.path, rules, self.streams[source], eot)
+        eot = registry.of_rules(rules).eot
+        return StreamReader(self.folder.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""
@@ -116,7 +117,7 @@ class RunReader:
         document = self._seen(source, reader, reader.document(number - 1 - ends[source] + counts[source]))
         return Located(source, number, document, reader, document.start)
 
-    def _seen(self, source: int, reader: StreamReader, document: Document) -> Document:
+    def _seen(self, source: int, reader: StreamReader, document: DocumentSpan) -> DocumentSpan:
         """Return a document as it is in its source too: not whole if the limit has cut it."""
         job = self.account.jobs.get(source)
         cut = job is not None and job.cut and document.end == reader.length
@@ -132,12 +133,17 @@ class RunReader:
         return sum(self._documents(index) for index in range(source))
 
 
+def open_run(out: str | os.PathLike[str]) -> RunReader:
+    """Return what reads the run in the folder `out`, or raise UsageError if there is none."""
+    return RunReader(out)
+
+
 def read_manifest(folder: RunFolder) -> RunManifest:
     """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
     manifest = run_manifest.read(folder)
     try:
         check_rules(manifest.rules)
-        vocabulary.find(manifest.rules.tokenizer)
+        registry.of_rules(manifest.rules)
     except UsageError as error:
         raise ManifestError(
             message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
@@ -145,7 +151,7 @@ def read_manifest(folder: RunFolder) -> RunManifest:
     return manifest
 
 
-def _matching(shard: Expected, lines: dict[str, ShardLine]) -> ShardLine:
+def _matching(shard: ExpectedShard, lines: dict[str, ShardLine]) -> ShardLine:
     """Return the line of a token shard, or one without hashes if it is not made yet."""
     line = lines.get(shard.name)
     if line is None:

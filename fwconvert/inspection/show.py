@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fwconvert.errors import ManifestError, ShardError, UsageError, message
+from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
-from fwconvert.store import names, run_manifest
+from fwconvert.store import layout, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     folder = RunFolder(out)
     manifest = run_manifest.read(folder)
     line = find_shard(manifest, name)
-    if not names.is_shard(manifest.rules, line.name):
+    if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-    decoder = tokenizer.load(vocabulary.find(manifest.rules.tokenizer), folder.vocabularies)
+    decoder = registry.load(registry.of_rules(manifest.rules), folder.vocabularies)
     return line, list(_documents(folder, manifest, line, decoder, most))
 
 
 def numbered(out: Path, number: int) -> tuple[Document, str]:
     """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
-    decoder = tokenizer.load(vocabulary.find(run.manifest.rules.tokenizer), run.folder.vocabularies)
+    decoder = registry.load(registry.of_rules(run.manifest.rules), run.folder.vocabularies)
     located = run.document(number)
     found = located.document
     tokens = located.reader.tokens(found.start, found.end)
@@ -94,8 +94,9 @@ def _documents(
     bounds = np.union1d(near, [*borders, len(tokens)]).tolist()
     starts = index["start"][:most].tolist() or [0]
     known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
-    if not known or min(borders, default=1) != 0 or max(starts) >= max(len(tokens), 1):
-        raise ShardError(message("a document index does not fit its token shard", file=line.name))
+    if not known or min(borders, default=1) != 0 or not len(tokens):
+        raise shard.misfit(line.name)
+    shard.check_starts(near, 0, len(tokens), line.name)
     for number, start in enumerate(starts, 1):
         end = next(bound for bound in bounds if bound > start)
         source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])

@@ -1,5 +1,6 @@
 """How far a run is, told at once from its small records: no file is hashed, no text is read."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,8 +8,8 @@ from fwconvert import limits, records
 from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.store import names
-from fwconvert.store.folder import RunFolder, holder
+from fwconvert.store import layout
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
 from fwconvert.store.recorded import join_paths, shard_problem
 from fwconvert.store.run_manifest import RunManifest, files_described
@@ -46,9 +47,9 @@ class Status(Part, frozen=True):
     missing_shards: tuple[str, ...] = ()
 
 
-def status(out: Path) -> Status:
+def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    folder = RunFolder(out)
+    folder = RunFolder(Path(out))
     recipe = read_plan(folder)
     given = [_receipt(folder, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]
@@ -61,7 +62,7 @@ def status(out: Path) -> Status:
         folder=str(out),
         format=recipe.rules.format,
         complete=manifest is not None and len(receipts) == len(files) and not missing,
-        at_work=holder(folder),
+        at_work=folder.store.holder(),
         jobs=len(files),
         jobs_done=len(receipts),
         source_bytes=sum(file.bytes for file in files),
@@ -87,11 +88,11 @@ def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
 
 
 def _receipt(folder: RunFolder, path: str) -> Receipt | None:
-    return _read(folder.receipt(names.job_key(path)), Receipt, lambda: files_described(folder))
+    return _read(folder.receipt(layout.job_key(path)), Receipt, lambda: files_described(folder))
 
 
 def _failed(folder: RunFolder, path: str) -> FailedJob | None:
-    record = _read(folder.quarantined(names.job_key(path)), Quarantined)
+    record = _read(folder.quarantined(layout.job_key(path)), Quarantined)
     return None if record is None else FailedJob(record.path, record.reason, len(record.attempts))
 
 
@@ -104,7 +105,7 @@ def _finished(folder: RunFolder, recipe: Recipe) -> RunManifest | None:
 
 def _is_gone(folder: RunFolder, rules: Rules, line: ShardLine) -> bool:
     # A name that is none of ours might lead out of the folder.
-    return not names.is_shard(rules, line.name) or shard_problem(folder, rules, line) != ""
+    return not layout.is_shard(rules, line.name) or shard_problem(folder, rules, line) != ""
 
 
 def _read(path: Path, kind: type[records.R], there: Callable[[], int] = lambda: 0) -> records.R | None:

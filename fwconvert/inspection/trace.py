@@ -7,6 +7,7 @@ it may be anything, so it is read in a process that is ended if it takes too muc
 Where a token comes from: its document, the row of its source, and what that says of itself.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.records import Part
 from fwconvert.sources import catalog, parquet
-from fwconvert.store import names, places
+from fwconvert.store import layout, places
 from fwconvert.store.receipts import ShardLine
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import registry, tokenizer
 
 # However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
 # A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
@@ -132,7 +133,7 @@ def _answer(question: _Question) -> Told:
 
 def _gives(row: parquet.Row, question: _Question) -> bool:
     """Tell whether a row's text gives the tokens of the document, as far as they are there."""
-    encoder = tokenizer.load(vocabulary.find(question.rules.tokenizer), question.tables)
+    encoder = registry.load(registry.of_rules(question.rules), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens
     tokens = question.tokens
     if question.rules.eot == "before":
@@ -176,7 +177,7 @@ class Trace(Part, frozen=True):
     missing: str
 
 
-def trace(out: Path, place: str, root: Path | None = None) -> Trace:
+def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] | None = None) -> Trace:
     """Return where the token at `place` (SHARD:OFFSET) of the run in `out` comes from.
 
     The row itself is read from the files below `root`, or from where the run's
@@ -184,8 +185,8 @@ def trace(out: Path, place: str, root: Path | None = None) -> Trace:
     """
     run = RunReader(out)
     line, offset = _place(run, place)
-    decoder = tokenizer.load(vocabulary.find(run.manifest.rules.tokenizer), run.folder.vocabularies)
-    rows = Rows(run, root)
+    decoder = registry.load(registry.of_rules(run.manifest.rules), run.folder.vocabularies)
+    rows = Rows(run, None if root is None else Path(root))
     located = run.find(line, offset)
     found = rows.find(located)
     reader, document, manifest = located.reader, located.document, run.manifest
@@ -264,7 +265,7 @@ def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
             )
         ) from None
     line = find_shard(run.manifest, name)
-    if not names.is_shard(run.manifest.rules, line.name):
+    if not layout.is_shard(run.manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
     if offset >= line.tokens:
         raise UsageError(

@@ -7,6 +7,7 @@ the manifest (verify_manifest), each token shard with its document index
 shard to shard, in the order of their rows, until all of them are there.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,12 @@ from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
-from fwconvert.shards.expected import Account, Expected
-from fwconvert.store import names, receipts, run_manifest, unlisted
-from fwconvert.store.folder import RunFolder, holder
+from fwconvert.shards.expected import Account, ExpectedShard
+from fwconvert.store import layout, receipts, run_manifest, unlisted
+from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -51,7 +52,7 @@ class Report:
         return not self.problems
 
 
-def verify(out: Path, threads: int = 0) -> Report:
+def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     """Read everything in the folder `out` and return what is wrong with it.
 
     Changes nothing. Takes as many threads as there are cores unless told.
@@ -59,7 +60,7 @@ def verify(out: Path, threads: int = 0) -> Report:
     version cannot read it; never for anything else in the folder.
     """
     started = time.monotonic()
-    folder = RunFolder(out)
+    folder = RunFolder(Path(out))
     account = Account(read_manifest(folder))
     audits = _audits(folder, account, threads or machine.cores())
     problems = [*manifest_problems(account)]
@@ -79,10 +80,10 @@ def verify(out: Path, threads: int = 0) -> Report:
 def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audit]:
     """Audit the token shards of the manifest, by name."""
     manifest = account.manifest
-    rules, known = manifest.rules, vocabulary.find(manifest.rules.tokenizer)
+    rules, known = manifest.rules, registry.of_rules(manifest.rules)
     expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
     # A name that is none of ours is a problem already, and might lead out of the folder.
-    lines = {line.name: line for line in manifest.shards if names.is_shard(rules, line.name)}
+    lines = {line.name: line for line in manifest.shards if layout.is_shard(rules, line.name)}
 
     def one(name: str) -> Audit:
         segments = expected.get(name, lines[name].segments)
@@ -126,7 +127,7 @@ def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Li
     return chains
 
 
-def _stretches(shard: Expected, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
+def _stretches(shard: ExpectedShard, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
     found = audits.get(shard.name)
     # A shard that is longer or shorter than it should be tells nothing of its sources.
     if found and found.stretches and found.tokens == shard.tokens:
@@ -180,12 +181,12 @@ def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]
 
 
 def _index_file(shard: str) -> str:
-    return f"index/{names.index(shard)}"
+    return layout.index(shard)
 
 
 def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
     """Yield what is in the folder and should not be, unless somebody is at work there."""
-    who = holder(folder)
+    who = folder.store.holder()
     if who:
         yield Problem(folder.private.name, f"a session is at work here, so nothing is final: {who}")
         return

@@ -12,11 +12,11 @@ from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify_shard import Problem, one_line
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.shards.expected import MOST_SHARDS, Account, Expected, tail
-from fwconvert.store import names
+from fwconvert.shards.expected import MOST_SHARDS, Account, ExpectedShard, tail
+from fwconvert.store import layout
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 FILE = "manifest.json"
 
@@ -34,7 +34,7 @@ def problems(account: Account) -> Iterator[Problem]:
 
 
 def _recipe(manifest: RunManifest, recipe: Recipe) -> Iterator[str]:
-    rules, known = recipe.rules, vocabulary.find(recipe.rules.tokenizer)
+    rules, known = recipe.rules, registry.of_rules(recipe.rules)
     if manifest.recipe_id not in recipe.ids:
         yield f"recipe_id is {manifest.recipe_id}, but the recipe's is {recipe.recipe_id}"
     if rules.vocabulary_sha256 != known.sha256:
@@ -185,12 +185,12 @@ def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
     size = rules.kind.header_bytes + line.tokens * rules.token_bytes
     if line.bytes != size and not rules.compress:
         yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
-    beside, wanted = [file.name for file in line.sidecars], names.sidecars(rules, line.name)
+    beside, wanted = [file.name for file in line.sidecars], layout.sidecars(rules, line.name)
     if beside != wanted:
         yield f"has the files {beside} beside it in its line instead of {wanted}"
 
 
-def _line(line: ShardLine, expected: Expected | None) -> Iterator[str]:
+def _line(line: ShardLine, expected: ExpectedShard | None) -> Iterator[str]:
     if expected is None:
         yield "is not a token shard that the jobs of this run give"
         return

@@ -26,10 +26,10 @@ from fwconvert.files import Refused, open_to_read, sha256_of, state_of
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine, Sidecar
-from fwconvert.tokens.vocabulary import Vocabulary
+from fwconvert.tokens.spec import TokenizerSpec
 
 # Tokens at a time: a few MB for each thread, whatever the size of a shard.
 STEP = 2**20
@@ -53,12 +53,12 @@ class Scan:
     """One pass over the bytes of a token shard."""
 
     def __init__(
-        self, file: io.BufferedReader, rules: Rules, vocabulary: Vocabulary, starts: NDArray[Any] | None
+        self, file: io.BufferedReader, rules: Rules, spec: TokenizerSpec, starts: NDArray[Any] | None
     ) -> None:
         self.digest = hashlib.sha256()
         self.unknown, self.missing, self.unfounded = Tally(), Tally(), Tally()
         self._file = file
-        self._vocabulary = vocabulary
+        self._spec = spec
         self._header_bytes = rules.kind.header_bytes
         self._starts = starts
         # A document starts with an EOT, or right behind one.
@@ -76,14 +76,14 @@ class Scan:
         eots, ends_with_eot = 0, False
         for begin in range(first, end, STEP):
             tokens = self._next(min(STEP, end - begin))
-            if int(tokens.max()) >= self._vocabulary.size:
-                self.unknown.add(np.flatnonzero(tokens >= self._vocabulary.size) + begin)
-            positions = np.flatnonzero(tokens == self._vocabulary.eot)
+            if int(tokens.max()) >= self._spec.size:
+                self.unknown.add(np.flatnonzero(tokens >= self._spec.size) + begin)
+            positions = np.flatnonzero(tokens == self._spec.eot)
             # Behind the last EOT of a segment another source goes on, perhaps within a document.
             stop = min(begin + len(tokens) + self._shift, end)
             self._compare(positions + (begin + self._shift), begin + self._shift, stop)
             eots += len(positions)
-            ends_with_eot = bool(tokens[-1] == self._vocabulary.eot)
+            ends_with_eot = bool(tokens[-1] == self._spec.eot)
         return eots, ends_with_eot
 
     def _next(self, count: int) -> NDArray[Any]:
@@ -146,14 +146,14 @@ class Audit:
 
 
 def audit(
-    folder: RunFolder, rules: Rules, vocabulary: Vocabulary, line: ShardLine, segments: Sequence[int]
+    folder: RunFolder, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]
 ) -> Audit:
     """Return what is found; never raise for what the files are.
 
     `segments` are the positions at which the tokens of another source begin;
     the first is 0. Those that the files do not reach are passed over.
     """
-    auditor = _Auditor(folder, rules, vocabulary, line)
+    auditor = _Auditor(folder, rules, spec, line)
     entries = auditor.index()
     count = auditor.token_count()
     if entries is not None and count is not None:
@@ -176,7 +176,7 @@ def audit(
 class _Auditor:
     folder: RunFolder
     rules: Rules
-    vocabulary: Vocabulary
+    spec: TokenizerSpec
     line: ShardLine
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
@@ -184,7 +184,7 @@ class _Auditor:
 
     def __post_init__(self) -> None:
         self.shard_file = self.line.name
-        self.index_file = f"{self.folder.index.name}/{names.index(self.line.name)}"
+        self.index_file = layout.index(self.line.name)
 
     def index(self) -> NDArray[Any] | None:
         """Return the document index if its starts can be searched."""
@@ -194,7 +194,7 @@ class _Auditor:
                 # Hashed before it is mapped: a bad disk shows itself here.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.kind)
-                if (at := first_fall(entries["start"])) < 0:
+                if (at := shard.first_fall(entries["start"])) < 0:
                     return entries
                 self._tell(self.index_file, f"entry {at:,} does not start behind the entry before it")
         return None
@@ -223,7 +223,7 @@ class _Auditor:
         found = []
         path = self.folder.shard(self.line.name)
         with self._telling(self.shard_file), shard.opened(path) as file:
-            scan = Scan(file, self.rules, self.vocabulary, None if entries is None else entries["start"])
+            scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
                 self._tell(self.shard_file, "has something other than zeros at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
@@ -238,7 +238,7 @@ class _Auditor:
     def sidecars(self, spans: Spans | None) -> None:
         """Compare the files beside the shard with their lines, and with what the shard makes them."""
         lines = {line.name: line for line in self.line.sidecars}
-        wanted = names.sidecars(self.rules, self.line.name)
+        wanted = layout.sidecars(self.rules, self.line.name)
         for suffix, name in zip(self.rules.kind.sidecars, wanted, strict=True):
             if name in lines:
                 with self._telling(name):
@@ -255,7 +255,7 @@ class _Auditor:
 
     def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
         rows, some = inside["row"], len(inside) > 0
-        if (at := first_fall(rows)) >= 0:
+        if (at := shard.first_fall(rows)) >= 0:
             where = int(inside["start"][at])
             self._tell(
                 self.index_file, f"the document at token {where:,} is not of a later row than the last"
@@ -270,7 +270,7 @@ class _Auditor:
         )
 
     def _tell_of(self, scan: Scan) -> None:
-        size = self.vocabulary.size
+        size = self.spec.size
         for file, tally, what in (
             (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
             (self.index_file, scan.missing, "documents are missing"),
@@ -307,16 +307,6 @@ class _Auditor:
             self._tell(file, one_line(error))
         except OSError as error:
             self._tell(file, f"cannot be read ({error.strerror or error})")
-
-
-def first_fall(values: NDArray[Any]) -> int:
-    """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
-    for begin in range(0, len(values), STEP):
-        part = values[begin : begin + STEP + 1]
-        falls = np.flatnonzero(part[1:] <= part[:-1])
-        if len(falls):
-            return begin + int(falls[0]) + 1
-    return -1
 
 
 def _first_difference(path: Path, content: Iterator[bytes]) -> int:

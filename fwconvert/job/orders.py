@@ -1,7 +1,9 @@
-"""What crosses from the driver to a worker and back: plain values, never a live object.
+"""What crosses from the scheduler to a worker and back: frozen values and names, never a live object.
 
 A tokenizer, a lock or an open file in here would be the "cannot pickle CoreBPE"
-failure that this tool was made to end.
+failure that this tool was made to end. Nor is there a path that only the
+scheduler's machine understands: a run is the URI of its store, and a source says
+where it can be read.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Literal
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules, SourceShard
 from fwconvert.shards.passages import Passage
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment
 
 
@@ -19,7 +21,8 @@ from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Seg
 class RunContext:
     """What all orders of a session have in common."""
 
-    out: Path
+    # The URI of the run's store.
+    run: str
     recipe_id: str
     rules: Rules
     session: str
@@ -30,14 +33,28 @@ class RunContext:
 
 
 @dataclass(frozen=True)
+class SourceFile:
+    """Where the worker's machine has a source shard: a path on a disk of its own or a shared one."""
+
+    path: str
+    # Whether its sha256 was compared when it was put there.
+    proven: bool = False
+
+    @property
+    def local(self) -> Path:
+        """The file, which may be missing."""
+        return Path(self.path)
+
+
+@dataclass(frozen=True)
 class Exported:
     """A source shard that was converted in another run: its tokens are taken from there."""
 
-    run: Path
-    # Of that run.
+    # The URI of that run's store, and its rules.
+    run: str
     rules: Rules
     passages: tuple[Passage, ...]
-    # What was read, and what was seen in it.
+    # What was read for it, and what was seen in it.
     bytes: int
     sha256: str
     counts: Counts
@@ -50,9 +67,7 @@ class ConvertOrder:
     context: RunContext
     source: SourceShard
     source_index: int
-    # Where the source lies on this machine, and whether it was proven there.
-    file: Path
-    proven: bool = False
+    file: SourceFile
     # What the run's limit leaves for it; None: all that the source has.
     allowed_documents: int | None = None
     allowed_tokens: int | None = None
@@ -62,12 +77,17 @@ class ConvertOrder:
     @property
     def key(self) -> str:
         """The order's name in file names."""
-        return names.job_key(self.source.path)
+        return layout.job_key(self.source.path)
 
     @property
     def title(self) -> str:
         """The order's name for people."""
         return self.source.path
+
+    @property
+    def size(self) -> int:
+        """How much there is to do: the bytes of the source."""
+        return self.source.bytes
 
 
 @dataclass(frozen=True)
@@ -76,14 +96,14 @@ class JoinOrder:
 
     context: RunContext
     name: str
-    split: names.Split
+    split: layout.Split
     segments: tuple[Segment, ...]
     tails: tuple[str, ...]
-    # The beginning of the shard, if it is a job's shard that is too long for itself now.
+    # The beginning of the shard, if it is a job's shard that takes in what is left.
     absorbed: Absorbed | None = None
     # Where the tokens of each source begin, for the shard's line.
     places: tuple[tuple[int, int], ...] = ()
-    # Tails that nobody needs any more, to be removed first: the driver has better things to do.
+    # Tails that are no longer needed, to be removed first: it would keep the scheduler from its work.
     spent: tuple[str, ...] = ()
 
     @property
@@ -97,16 +117,17 @@ class JoinOrder:
         return self.name
 
     @property
-    def tokens(self) -> int:
-        """How many tokens the shard has."""
+    def size(self) -> int:
+        """How much there is to do: the tokens of the shard."""
         own = self.absorbed.tokens if self.absorbed else 0
         return own + sum(segment.tokens for segment in self.segments)
 
 
 Order = ConvertOrder | JoinOrder
 
-# job: its own error. output: nobody's, the run stops. stopped: the user's wish. lost: the worker died.
-# unready: the worker could not begin, which is no order's fault. unfetched: the source is not to be had.
+# job: the order's own error. output: the run cannot be written, so it stops. stopped: a stop request.
+# lost: the worker died. unready: the worker could not begin, which is no order's fault.
+# unfetched: the source cannot be fetched.
 FailureKind = Literal["job", "output", "stopped", "lost", "unready", "unfetched"]
 
 
@@ -117,13 +138,13 @@ class Failure:
     kind: FailureKind
     message: str
     traceback: str = ""
-    # Killed from outside, as the kernel does when memory runs out.
+    # By SIGKILL, as the kernel does when memory runs out.
     killed: bool = False
 
 
 @dataclass(frozen=True)
 class Unfetched:
-    """An order that cannot be carried out, because its source is not to be had."""
+    """An order that cannot be carried out, because its source cannot be fetched."""
 
     order: ConvertOrder
     failure: Failure

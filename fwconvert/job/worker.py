@@ -1,4 +1,4 @@
-"""Carry out one order in a worker process.
+"""Carry out one order, from its source to its receipt.
 
 A worker is given names and plain values, loads its tokenizer itself, and
 publishes its receipt as the last thing. It never raises: whatever goes wrong
@@ -9,244 +9,227 @@ processes (tiktoken's PanicException, a BaseException, would not).
 import traceback
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import tee
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
-from fwconvert.job import process
-from fwconvert.job.documents import Documents
-from fwconvert.job.exported import ExportedDocuments
-from fwconvert.job.joining import joined_pieces
+from fwconvert.job.encoded import EncodedSource
+from fwconvert.job.existing import ExistingTokens
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome
+from fwconvert.job.reporter import Reporter
+from fwconvert.job.tails import joined_pieces
 from fwconvert.shards import cutting
 from fwconvert.shards.shard import ShardWriter
-from fwconvert.sources import parquet
-from fwconvert.store import atomic, names, receipts
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine, Sidecar, Tail
+from fwconvert.sources.parquet import Proof
+from fwconvert.store import layout, receipts
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
+from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 
 # Full blocks that may be on their way to the disk.
 _MOST_SYNCING = 4
 
 
-def perform(order: Order) -> Outcome:
+class TokenSource(Protocol):
+    """The documents of one source shard as tokens, wherever they come from."""
+
+    # What was seen so far, and how many documents the reference has encoded too.
+    counts: Counts
+    audited: int
+
+    def prove(self) -> Proof:
+        """Return the sha256 and the size of the source; may take as long as reading it."""
+
+    def batches(self) -> Iterator[cutting.Batch]:
+        """Yield the documents in order, each with its separator, up to the run's limit."""
+
+    def check_unchanged(self, proof: Proof) -> None:
+        """Raise SourceError if what was read is not what was proven."""
+
+
+class _CannotBegin(Exception):
+    """What every order needs cannot be loaded."""
+
+
+def perform(order: Order, reporter: Reporter) -> Outcome:
     """Carry out an order; return its receipt, already published, or the Failure."""
     try:
-        return convert(order) if isinstance(order, ConvertOrder) else join(order)
+        return convert(order, reporter) if isinstance(order, ConvertOrder) else join(order, reporter)
     except Stopped as error:
         return Failure("stopped", str(error))
     except OutputError as error:
         return Failure("output", str(error), plain(traceback.format_exc()))
-    except _Unready as error:
+    except _CannotBegin as error:
         return Failure("unready", str(error), plain(traceback.format_exc()))
     except BaseException as error:  # noqa: BLE001  # the one place that must survive everything
-        text = str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {plain(error)}"
-        return Failure("job", text, plain(traceback.format_exc()))
+        return Failure("job", _reason(error), plain(traceback.format_exc()))
 
 
-class _Unready(Exception):
-    """What every order needs cannot be loaded."""
+def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
+    """Convert one source shard. Its files get their names together, at the end, and the receipt follows.
 
+    Tokens are cut into blocks. A block that is full is a token shard, brought to
+    the disk while the next one fills; what is left in the last one is the tail.
+    """
+    context = order.context
+    store = LocalStore(Path(context.run), context.session)
+    source = _open_source(order, store, reporter)
+    reporter.check()  # The first sign of life: from here on it is the order that may fail.
 
-def convert(order: ConvertOrder) -> Receipt:
-    """Convert one source shard. Its files appear under their final names together, at the end."""
-    folder = RunFolder(order.context.out)
-    documents = _documents(order)
-    with ExitStack() as unpublished, ThreadPoolExecutor(2) as aside:
-        proving = aside.submit(_prove, order)
+    with ExitStack() as drafts, ThreadPoolExecutor(2) as background:
+        proving = background.submit(_prove, order, source)
         if order.source.sha256 is not None:
-            proving.result()  # What can be proven is not touched before it is.
-        blocks = _Blocks(order, unpublished, aside)
-        sizes = cutting.block_sizes(order.context.rules, order.source_index)
-        for piece in cutting.cut(_beating(documents.batches()), sizes):
-            blocks.add(piece)
-            process.stop_if_asked()
+            proving.result()  # What can be proven is not read before it is.
+
+        sizes, promised = tee(cutting.block_sizes(context.rules, order.source_index))
+        writers = (_writer(order, store, size, reporter) for size in promised)
+        blocks, syncing = [drafts.enter_context(next(writers))], deque[Future[None]]()
+        for piece in cutting.cut(source.batches(), sizes):
+            blocks[-1].write(piece)
+            if piece.ends_block:
+                # A disk that cannot keep up is waited for: each block has files open and memory.
+                while len(syncing) >= _MOST_SYNCING:
+                    syncing.popleft().result()
+                syncing.append(background.submit(blocks[-1].complete, [0]))
+                blocks.append(drafts.enter_context(next(writers)))
+            reporter.check()
+
         proof = proving.result()
-        if order.exported is None:
-            parquet.unchanged(order.file, proof)
-        made = blocks.finish(documents, proof)
-        blocks.publish(folder)
-    receipts.publish(made, folder.receipt(order.key), folder.temporary)
-    return made
+        source.check_unchanged(proof)
+        *full, tail = blocks
+        tail.finish()
+        for synced in syncing:
+            synced.result()
+        _refuse_other_count(order.title, sum(block.tokens for block in blocks), source.counts.tokens)
+        receipt = _receipt(order, source, proof, full, tail)
+
+        # Not a place to stop: from here on some files have their names, and there is no receipt.
+        for block, line in zip(full, receipt.shards, strict=True):
+            block.publish(layout.shard(line.name), layout.index(line.name))
+            reporter.beat()
+        if tail.tokens:
+            tail.publish(layout.tail(order.key), layout.tail_index(order.key))
+        store.settle(layout.INDEX, "", layout.TAILS)
+    receipts.publish(receipt, store.local(layout.receipt(order.key)), store.local(layout.TEMPORARY))
+    return receipt
 
 
-def _refuse_other_count(what: str, written: int, wanted: int) -> None:
-    """Raise ShardError if tokens were lost or doubled on the way: nothing of it may get a name."""
-    if written != wanted:
-        wrong = "not as many tokens were written as there are; nothing was published"
-        raise ShardError(message(wrong, of=what, written=f"{written:,}", wanted=f"{wanted:,}"))
-
-
-def join(order: JoinOrder) -> JoinReceipt:
+def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
-    folder = RunFolder(context.out)
-    process.stop_if_asked()
+    store = LocalStore(Path(context.run), context.session)
+    reporter.check()
     for key in order.spent:
-        folder.remove_tail(key)
-        process.beat()
-    with ShardWriter(
-        folder.temporary, order.key, context.rules, order.tokens, context.threads, process.stop_if_asked
-    ) as writer:
-        for piece in joined_pieces(folder, order):
+        store.remove(layout.tail(key), layout.tail_index(key))
+        reporter.beat()
+
+    with _writer(order, store, order.size, reporter) as writer:
+        for piece in joined_pieces(store, order):
             writer.write(piece)
-            process.show(writer.tokens, order.tokens)
-            process.stop_if_asked()
-        _refuse_other_count(order.name, writer.tokens, order.tokens)
+            reporter.show(writer.tokens, order.size)
+            reporter.show_text(writer.tokens, 0)
+            reporter.check()
+        _refuse_other_count(order.title, writer.tokens, order.size)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
-        writer.publish(folder.shard(order.name), folder.shard_index(order.name))
-    atomic.sync_folder(folder.index)
-    atomic.sync_folder(folder.path)
-    made = JoinReceipt(
+        writer.publish(layout.shard(order.name), layout.index(order.name))
+    store.settle(layout.INDEX, "")
+
+    receipt = JoinReceipt(
         context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
     )
-    receipts.publish(made, folder.join(order.name), folder.temporary)
-    return made
+    receipts.publish(receipt, store.local(layout.join_receipt(order.name)), store.local(layout.TEMPORARY))
+    return receipt
 
 
-class _Blocks:
-    """The token shards of a job, under temporary names until all of them are finished."""
-
-    def __init__(self, order: ConvertOrder, unpublished: ExitStack, aside: Executor) -> None:
-        self._order = order
-        self._aside = aside
-        self._syncing: deque[Future[None]] = deque()
-        self._folder = RunFolder(order.context.out)
-        self._sizes = cutting.block_sizes(order.context.rules, order.source_index)
-        self._unpublished = unpublished
-        self._full: list[ShardWriter] = []
-        self._current = self._open()
-
-    def add(self, piece: cutting.Piece) -> None:
-        """Append a piece to the current block; a block that it fills is brought to the disk, aside."""
-        self._current.write(piece)
-        if piece.ends_block:
-            # A disk that cannot keep up is waited for: each block has files open and memory.
-            while len(self._syncing) >= _MOST_SYNCING:
-                self._syncing.popleft().result()
-            self._syncing.append(self._aside.submit(self._current.complete, [0]))
-            self._full.append(self._current)
-            self._current = self._open()
-
-    def finish(self, documents: Documents | ExportedDocuments, proof: parquet.Proof) -> Receipt:
-        """Bring what is left to the disk as the tail; return the receipt of it all."""
-        context, tail, counts = self._order.context, self._current, documents.counts()
-        tail.finish()
-        for syncing in self._syncing:
-            syncing.result()
-        written = sum(writer.tokens for writer in self._full) + tail.tokens
-        _refuse_other_count(self._order.source.path, written, counts.tokens)
-        return Receipt(
-            recipe_id=context.recipe_id,
-            path=self._order.source.path,
-            source_bytes=proof.bytes,
-            source_sha256=proof.sha256,
-            source_mtime_ns=proof.mtime_ns,
-            counts=counts,
-            shards=tuple(self._lines()),
-            tail=Tail(
-                tokens=tail.tokens,
-                documents=tail.documents,
-                bytes=tail.body.bytes,
-                sha256=tail.body.sha256,
-                index_bytes=tail.index.bytes,
-                index_sha256=tail.index.sha256,
-            ),
-            session=context.session,
-            audited=documents.audited,
-        )
-
-    def publish(self, folder: RunFolder) -> None:
-        """Give all files their final names, durably."""
-        for writer, line in zip(self._full, self._lines(), strict=True):
-            writer.publish(folder.shard(line.name), folder.shard_index(line.name))
-            process.beat()  # Not a place to stop: some files have their names, and no receipt.
-        if self._current.tokens:
-            self._current.publish(folder.tail(self._order.key), folder.tail_index(self._order.key))
-        for changed in (folder.index, folder.path, folder.tails):
-            atomic.sync_folder(changed)
-
-    def _open(self) -> ShardWriter:
-        size = next(self._sizes)
-        promised = 0 if size == cutting.UNBOUNDED else size
-        context = self._order.context
-        writer = ShardWriter(
-            self._folder.temporary,
-            self._order.key,
-            context.rules,
-            promised,
-            context.threads,
-            process.stop_if_asked,
-        )
-        return self._unpublished.enter_context(writer)
-
-    def _lines(self) -> Iterator[ShardLine]:
-        """Yield the receipt's lines of the finished blocks."""
-        order = self._order
-        rules = order.context.rules
-        for block, writer in enumerate(self._full):
-            is_val = block == 0 and cutting.has_validation(rules, order.source_index)
-            split: names.Split = "val" if is_val else "train"
-            plain = order.context.plain_names
-            name = names.job_shard(rules, split, order.source_index, block, plain=plain)
-            yield _shard_line(writer, name, split, ((order.source_index, 0),))
+def _writer(order: Order, store: Store, tokens: int, reporter: Reporter) -> ShardWriter:
+    """Return a writer of one block, whose header promises this many tokens; one that is unbounded, none."""
+    tokens = 0 if tokens == cutting.UNBOUNDED else tokens
+    context = order.context
+    return ShardWriter(store, order.key, context.rules, tokens, context.threads, reporter.check)
 
 
-def _documents(order: ConvertOrder) -> Documents | ExportedDocuments:
-    """Return what reads the source; its tokenizer, which all sources need, is loaded then."""
+def _open_source(order: ConvertOrder, store: Store, reporter: Reporter) -> TokenSource:
+    """Return the source of the order's tokens; the tokenizer, which all orders need, is loaded then."""
     try:
-        found = Documents(order) if order.exported is None else ExportedDocuments(order, order.exported)
+        if order.exported is not None:
+            return ExistingTokens(order, order.exported, reporter)
+        return EncodedSource(order, store, reporter)
     except OutputError:
         raise
     except BaseException as error:
-        reason = (
-            str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {plain(error)}"
-        )
-        raise _Unready(
+        raise _CannotBegin(
             message(
                 "a worker process cannot load its tokenizer",
-                "mend this, then run the same command again: it goes on where it stopped",
+                "fix this, then run the same command again: it goes on where it stopped",
                 tokenizer=order.context.rules.tokenizer,
                 encoder=order.context.encoder,
-                reason=reason,
+                reason=_reason(error),
             )
         ) from error
-    process.stop_if_asked()  # The first sign of life: from here on it is the order that may fail.
-    return found
 
 
-def _beating(batches: Iterator[cutting.Batch]) -> Iterator[cutting.Batch]:
-    """Yield the batches, with a sign of life for each: one without a document makes no piece."""
-    for batch in batches:
-        process.stop_if_asked()
-        yield batch
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, FwconvertError) else f"{type(error).__name__}: {plain(error)}"
 
 
-def _prove(order: ConvertOrder) -> parquet.Proof:
-    """Hash the source, unless whoever fetched it has, and compare it with what is known of it."""
-    wanted = order.source
-    if order.exported is not None:
-        # No decision rests on the time alone: whoever has the file will hash it.
-        proof = parquet.Proof(order.exported.sha256, order.exported.bytes, 0)
-    elif order.proven and wanted.sha256 is not None:
-        proof = parquet.look(order.file, wanted.sha256)
-    else:
-        proof = parquet.prove(order.file, process.stop_if_asked)
+def _prove(order: ConvertOrder, source: TokenSource) -> Proof:
+    """Return the proof of the source, or raise SourceError if it is not the one in the recipe."""
+    proof, wanted = source.prove(), order.source
     if proof.bytes != wanted.bytes or wanted.sha256 not in (None, proof.sha256):
         raise SourceError(
             message(
                 "a source file is not the one that was asked for",
                 "fetch it again, then run the same command again",
-                file=order.file,
+                file=order.file.path,
                 wanted=f"{wanted.bytes:,} bytes, sha256 {wanted.sha256 or 'any'}",
                 found=f"{proof.bytes:,} bytes, sha256 {proof.sha256}",
             )
         )
     return proof
+
+
+def _refuse_other_count(title: str, written: int, wanted: int) -> None:
+    """Raise ShardError if tokens were lost or doubled on the way: nothing of it may get a name."""
+    if written != wanted:
+        wrong = "not as many tokens were written as there are; nothing was published"
+        raise ShardError(message(wrong, of=title, written=f"{written:,}", wanted=f"{wanted:,}"))
+
+
+def _receipt(
+    order: ConvertOrder, source: TokenSource, proof: Proof, full: list[ShardWriter], tail: ShardWriter
+) -> Receipt:
+    context, index, lines = order.context, order.source_index, []
+    for number, block in enumerate(full):
+        is_val = number == 0 and cutting.has_validation(context.rules, index)
+        split: layout.Split = "val" if is_val else "train"
+        name = layout.job_shard(context.rules, split, index, number, plain=context.plain_names)
+        lines.append(_shard_line(block, name, split, ((index, 0),)))
+    return Receipt(
+        recipe_id=context.recipe_id,
+        path=order.source.path,
+        source_bytes=proof.bytes,
+        source_sha256=proof.sha256,
+        source_mtime_ns=proof.mtime_ns,
+        counts=source.counts,
+        shards=tuple(lines),
+        tail=Tail(
+            tokens=tail.tokens,
+            documents=tail.documents,
+            bytes=tail.body.bytes,
+            sha256=tail.body.sha256,
+            index_bytes=tail.index.bytes,
+            index_sha256=tail.index.sha256,
+        ),
+        session=context.session,
+        audited=source.audited,
+    )
 
 
 def _shard_line(

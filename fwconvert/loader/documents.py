@@ -2,31 +2,33 @@
 
 A window begins with the first token of a document (the EOT with `--eot before`)
 and goes on with the documents that follow in the shuffled order; the last is
-cut where the window ends. The rest of a cut document is passed over, and the
-next window begins with the next document, as modded-nanogpt has it.
+cut where the window ends. The rest of a cut document is left out, and the next
+window begins with the next document, as modded-nanogpt has it.
 
 Where a document lies is looked up in the mapped document index when its turn
-comes, so there is no table of documents. A document is what of it stands in the
-shard in which it starts; the rest, in the next shard, is passed over too.
+comes, so there is no table of documents. Of a document that runs on into the
+next shard, only the part in the shard in which it starts is served.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.loader.files import Kept
+from fwconvert.errors import UsageError, message
+from fwconvert.loader.files import ArrayCache
 from fwconvert.loader.permutation import Numbers
 from fwconvert.loader.shards import Shards
-from fwconvert.loader.windows import Mark, Share, Shuffle, Tokens
-from fwconvert.shards.shard import INDEX_TYPE, LONG_INDEX_TYPE, map_array
-from fwconvert.store.folder import RunFolder
+from fwconvert.loader.state import Position, RankShare
+from fwconvert.loader.windows import Shuffle
+from fwconvert.shards.cutting import Tokens
+from fwconvert.shards.shard import check_starts, read_index
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 
 # How many documents are looked up at a time.
 _AHEAD = 4_096
@@ -38,12 +40,12 @@ class Extents:
 
     shards: Sequence[int]
     starts: Sequence[int]
-    # How many tokens they have together, up to and with each.
+    # How many tokens they have together, up to and including each.
     ends: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWindow:
     """A window: some documents, from the `first` to the `last`, which is cut."""
 
     extents: Extents
@@ -57,10 +59,10 @@ class Packed:
         return self.last - self.first + 1
 
 
-class Documents:
-    """All documents of the shards of a run."""
+class PackedDocuments:
+    """All documents of the shards of a run, shuffled and packed into windows."""
 
-    def __init__(self, shards: Shards, folder: RunFolder, seq_len: int) -> None:
+    def __init__(self, shards: Shards, store: Store, seq_len: int) -> None:
         if not shards.lines:
             raise UsageError(
                 message(
@@ -70,51 +72,51 @@ class Documents:
             )
         self.size = seq_len + 1
         self._shards = shards
-        self._folder = folder
+        self._store = store
         counts = np.array([line.documents for line in shards.lines], np.int64)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
         self.total = int(counts.sum())
-        self._starts = Kept(self._open, shards.most_open)
-        self._tokens = Kept(self._read, shards.most_open)
+        self._starts = ArrayCache(self._open_index, shards.most_open)
+        self._tokens = ArrayCache(self._read, shards.most_open)
 
     def passed(self, windows: int) -> int:
-        """Return how many tokens an epoch does not serve that ends after so many windows."""
+        """Return how many tokens an epoch leaves out that ends after `windows` windows."""
         return self._shards.tokens - windows * self.size
 
     def walk(
-        self, mark: Mark, share: Share, shuffle: Shuffle, least: int
-    ) -> Iterator[tuple[Mark, Sequence[Packed]]]:
-        """Yield the mark after each step from `mark` on, and our windows; no step has fewer than `least`."""
-        windows = self._windows(mark.documents, shuffle)
-        while step := list(islice(windows, share.span)):
+        self, position: Position, share: RankShare, shuffle: Shuffle, least: int
+    ) -> Iterator[tuple[Position, Sequence[PackedWindow]]]:
+        """Yield our windows of each step from `position` on, and the position after it.
+
+        No step has fewer than `least` windows, on all ranks together.
+        """
+        windows = self._windows(position.documents, shuffle)
+        while step := list(islice(windows, share.step_windows)):
             if len(step) < least:
                 return
-            mark = Mark(
-                mark.windows + len(step),
-                mark.documents + sum(window.documents for window in step),
-                mark.passed + sum(window.passed for window in step),
+            position = Position(
+                position.windows + len(step),
+                position.documents + sum(window.documents for window in step),
+                position.passed + sum(window.passed for window in step),
             )
             ours = share.of(len(step))
-            yield mark, step[ours.start : ours.stop]
+            yield position, step[ours.start : ours.stop]
 
-    def read(self, places: Sequence[Packed]) -> Tokens:
+    def read(self, places: Sequence[PackedWindow]) -> Tokens:
         """Return the windows: a row each."""
-        batch = np.empty((len(places), self.size), self._shards.type)
+        batch = np.empty((len(places), self.size), self._shards.dtype)
         for row, window in zip(batch, places, strict=True):
-            self._fill(row, window)
+            extents, filled = window.extents, 0
+            before = extents.ends[window.first - 1] if window.first else 0
+            for at in range(window.first, window.last + 1):
+                end = min(extents.ends[at] - before, self.size)
+                start = extents.starts[at]
+                row[filled:end] = self._tokens[extents.shards[at]][start : start + end - filled]
+                filled = end
         return batch
 
-    def _fill(self, row: Tokens, window: Packed) -> None:
-        found, filled = window.extents, 0
-        before = found.ends[window.first - 1] if window.first else 0
-        for at in range(window.first, window.last + 1):
-            end = min(found.ends[at] - before, self.size)
-            start = found.starts[at]
-            row[filled:end] = self._tokens[found.shards[at]][start : start + end - filled]
-            filled = end
-
-    def _windows(self, position: int, shuffle: Shuffle) -> Iterator[Packed]:
+    def _windows(self, position: int, shuffle: Shuffle) -> Iterator[PackedWindow]:
         """Yield all windows from the document at `position` on; what does not fill one is not yielded."""
         waiting = np.empty((3, 0), np.int64)
         while position < self.total:
@@ -123,18 +125,12 @@ class Documents:
             position = end
             waiting = np.concatenate([waiting, more], axis=1)
             shards, starts, lengths = waiting
-            found = Extents(shards.tolist(), starts.tolist(), np.cumsum(lengths).tolist())
-            first = 0
-            while (window := self._pack(found, first)) is not None:
-                yield window
-                first = window.last + 1
+            extents = Extents(shards.tolist(), starts.tolist(), np.cumsum(lengths).tolist())
+            first, full = 0, self.size
+            while (last := bisect_left(extents.ends, full, lo=first)) < len(extents.ends):
+                yield PackedWindow(extents, first, last, passed=extents.ends[last] - full)
+                first, full = last + 1, extents.ends[last] + self.size
             waiting = waiting[:, first:]
-
-    def _pack(self, found: Extents, first: int) -> Packed | None:
-        """Return the window that begins with a document; None if there are too few tokens behind it."""
-        full = self.size + (found.ends[first - 1] if first else 0)
-        last = bisect_left(found.ends, full, lo=first)
-        return Packed(found, first, last, found.ends[last] - full) if last < len(found.ends) else None
 
     def _look_up(self, numbers: Numbers) -> NDArray[np.int64]:
         """Return the shard, the start and the length of each document."""
@@ -149,7 +145,8 @@ class Documents:
 
     def _places(self, shard: int, inside: Numbers) -> tuple[Numbers, Numbers]:
         """Return the starts and the lengths of some documents of one shard."""
-        starts, borders = self._starts[shard], self._borders(shard)
+        starts, line = self._starts[shard], self._shards.lines[shard]
+        borders = np.array([*(first for _, first in line.segments[1:]), line.tokens], np.int64)
         first = starts[inside].astype(np.int64)
         following = starts[np.minimum(inside + 1, len(starts) - 1)].astype(np.int64)
         # A document ends where the next starts, or where another source's tokens begin.
@@ -157,35 +154,13 @@ class Documents:
         end = np.where(following > first, np.minimum(following, end), end)
         return first, end - first
 
-    def _borders(self, shard: int) -> Numbers:
-        line = self._shards.lines[shard]
-        return np.array([*(first for _, first in line.segments[1:]), line.tokens], np.int64)
-
     def _read(self, shard: int) -> NDArray[Any]:
         return self._shards.files[shard].read()
 
-    def _open(self, shard: int) -> NDArray[Any]:
-        """Map where the documents of a shard start, after it has been checked that they can."""
+    def _open_index(self, shard: int) -> NDArray[Any]:
+        """Map where the documents of a shard start, after checking that they can."""
         line = self._shards.lines[shard]
-        path = self._folder.shard_index(line.name)
-        starts = _mapped(path, line.documents)["start"]
-        rising = bool(np.all(starts[1:] > starts[:-1]))
-        if not rising or (line.documents and int(starts[-1]) >= line.tokens):
-            raise ShardError(message("a document index does not fit its token shard", file=path))
+        path = self._store.local(layout.index(line.name))
+        starts = np.asarray(read_index(path, self._shards.shard_format, line.documents))["start"]
+        check_starts(starts, 0, line.tokens, path)
         return starts
-
-
-def _mapped(path: Path, documents: int) -> NDArray[Any]:
-    """Map a document index. That of a file that may have more than 2**32 tokens has longer entries."""
-    content = map_array(path, np.dtype(np.uint8), 0)
-    for kind in (INDEX_TYPE, LONG_INDEX_TYPE):
-        if len(content) == documents * kind.itemsize:
-            return np.asarray(content).view(kind)
-    raise ShardError(
-        message(
-            "a document index has another size than the run manifest says",
-            file=path,
-            bytes=f"{len(content):,}",
-            documents_in_manifest=f"{documents:,}",
-        )
-    )

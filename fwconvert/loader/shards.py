@@ -1,61 +1,72 @@
-"""Which token shards a loader serves: those of a run, by its manifest, or those in a folder of others.
+"""Which token shards a loader serves: a run's, by its manifest, or those that `foreign` finds by their names.
 
 All of them are looked at before the first token is served, so that a missing or
 damaged shard is found now and not in three days.
+
+A run can be served while it is being made. Which of its shards are ready then
+is decided here, and how long to wait for more: as long as there is hope. A
+session that has ended sends no message to those who wait, so they look at the
+lock of the run. Only where it proves that nobody is working on the run do they
+give up: a lock of another machine, or of a file system without locks, does not.
+A run that nobody has started yet is waited for, too; but its path may be wrong,
+so there is a warning.
 """
 
-import glob
-import re
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fwconvert import formats, records
-from fwconvert.errors import ManifestError, ShardError, UsageError, message
-from fwconvert.formats import ZIPPED
-from fwconvert.loader.files import Expected, Kind, TokenFile, look
+from fwconvert import records
+from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError, message
+from fwconvert.formats import LLMC, ZIPPED, Format
+from fwconvert.loader import foreign
+from fwconvert.loader.files import Claims, TokenFile, look
 from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
-from fwconvert.store import names, run_manifest
+from fwconvert.store import layout, run_manifest, sessions
+from fwconvert.store.base import Store
 from fwconvert.store.folder import RunFolder
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
-
-_SUFFIXES = (".bin", ".npy")
-# The words in the names of others' files.
-_SPLITS: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
 
 # Linux allows a process 65,530 mapped files; a shard and its index are two.
 _MOST_MAPPED = 16_384
 # A shard of 100M tokens is 200 MB unpacked.
 _MOST_UNPACKED = 4
+# Enough to run the command again by hand, or for a scheduler to do so.
+_DESERTED_SECONDS = 60.0
+# Enough for a converter that was started together with us to make its folder.
+_SILENT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which shards."""
+class Selection:
+    """Which token shards to serve."""
 
     path: str | Path
     split: Split = "train"
-    # The type of the tokens in headerless files that their names do not show to be such.
+    # The type of the tokens in headerless files whose names do not show that they are.
     raw: TokenType | None = None
     # Whether an unfinished run will do: what is there now, or what comes.
     partial: bool = False
     follow: bool = False
 
     @property
-    def folder(self) -> RunFolder:
-        """The folder, should it be a run's."""
-        return RunFolder(Path(self.path))
+    def store(self) -> LocalStore:
+        """The store, should it be a run's."""
+        return LocalStore(Path(self.path))
 
     @property
     def is_run(self) -> bool:
         """Whether it is a run's folder. One that is to be followed may have no run manifest yet."""
-        return self.folder.manifest.is_file() or (self.follow and self.folder.private.is_dir())
+        return has_manifest(self.store) or (self.follow and has_begun(self.store))
 
 
 @dataclass(frozen=True)
@@ -64,14 +75,15 @@ class Shards:
 
     token_type: TokenType
     files: tuple[TokenFile, ...]
-    # The same in the run manifest; empty for the shards of others.
-    lines: tuple[ShardLine, ...]
     # Whether no more will come.
     complete: bool
-    # Of a run that is whole, or will be: its recipe, which decides all its shards.
-    recipe_id: str
     # What tells this set of shards from others.
     fingerprint: str
+    # The rest is known of a run's shards alone. Their lines in the run manifest, and their format:
+    lines: tuple[ShardLine, ...] = ()
+    shard_format: Format = LLMC
+    # Of a run that is whole, or will be: its recipe, which decides all its shards.
+    recipe_id: str = ""
 
     @property
     def tokens(self) -> int:
@@ -79,99 +91,100 @@ class Shards:
         return sum(file.tokens for file in self.files)
 
     @property
-    def type(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Any]:
         """The type of a token."""
         return numpy_type(self.token_type)
 
     @property
     def most_open(self) -> int:
         """How many of them may be open at a time."""
-        return _MOST_UNPACKED if self._packed else _MOST_MAPPED
+        return _MOST_UNPACKED if self._compressed else _MOST_MAPPED
 
     def check_any_order(self) -> None:
-        """Raise UsageError if only in sequence a shard would not be unpacked for every other window."""
-        if not self._packed or len(self.files) <= _MOST_UNPACKED:
+        """Raise UsageError if any order but the sequential would unpack a shard for every other window."""
+        if not self._compressed or len(self.files) <= _MOST_UNPACKED:
             return
         folder = self.files[0].path.parent
-        export = (
-            [f"fwconvert export {folder} --compress none -o NEW, and serve NEW; or"] if self.lines else []
-        )
+        export = f"fwconvert export {folder} --compress none -o NEW, and serve NEW; or"
         raise UsageError(
             message(
-                "so many compressed token shards can only be served in sequence",
-                *export,
+                "this many compressed token shards can only be served in sequence",
+                *([export] if self.lines else []),
                 "unpack them where they are (zstd -d *.zst): plain files are preferred; or",
                 "order='sequential'",
                 folder=folder,
-                shards=f"{len(self.files):,}, of which compressed {self._packed:,}",
+                shards=f"{len(self.files):,}, of which compressed {self._compressed:,}",
                 most=f"{_MOST_UNPACKED}, because each is unpacked whole into memory",
             )
         )
 
     @property
-    def _packed(self) -> int:
+    def _compressed(self) -> int:
         return sum(file.path.suffix == ZIPPED for file in self.files)
 
 
-def find(wanted: Wanted) -> Shards:
+def has_manifest(store: Store) -> bool:
+    """Tell whether a run has a run manifest."""
+    return store.local(layout.MANIFEST).is_file()
+
+
+def has_begun(store: Store) -> bool:
+    """Tell whether somebody has begun a run there."""
+    return has_manifest(store) or store.local(layout.PRIVATE).is_dir()
+
+
+def find(selection: Selection) -> Shards:
     """Return the shards, each looked at; raise UsageError if there are none, ShardError if one is wrong."""
-    if wanted.is_run:
-        return of_run(wanted)
-    files = tuple(look(path, Expected(raw=wanted.raw)) for path in _paths(wanted))
-    _refuse_a_mixture(files)
-    told = [[file.name, file.tokens, file.token_type] for file in files]
-    return Shards(files[0].token_type, files, (), complete=True, recipe_id="", fingerprint=_short(told))
-
-
-def check_can_be_followed(wanted: Wanted) -> None:
-    """Raise UsageError if this will never be the folder of a run; one that is not there yet may be."""
-    path = wanted.folder.path
-    is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
-    of_others = path.is_dir() and not wanted.is_run and any(_is_shard(file.name) for file in path.iterdir())
-    if is_pattern or of_others or path.is_file():
-        raise UsageError(
-            message(
-                "this is not the folder of a run, so it cannot be followed",
-                "name the folder that the conversion writes to (--out)",
-                given=wanted.path,
+    if selection.is_run:
+        return of_run(selection)
+    claims = Claims(raw=selection.raw)
+    files = tuple(look(path, claims) for path in foreign.shard_paths(selection.path, selection.split))
+    for file in files:
+        if file.token_type != files[0].token_type:
+            raise ShardError(
+                message(
+                    "token shards of different types cannot be served together",
+                    **{files[0].token_type: files[0].path, file.token_type: file.path},
+                )
             )
-        )
+    listed = [[file.name, file.tokens, file.token_type] for file in files]
+    return Shards(files[0].token_type, files, complete=True, fingerprint=records.digest(listed)[:16])
 
 
-def of_run(wanted: Wanted, known: Shards | None = None) -> Shards:
+def of_run(selection: Selection, known: Shards | None = None) -> Shards:
     """Return the shards of a run as of now; those that are `known` already are not looked at again."""
-    manifest = run_manifest.read(wanted.folder)
+    manifest = run_manifest.read(RunFolder(selection.store.root))
     complete = manifest.headline.complete
-    if not (complete or wanted.partial or wanted.follow):
+    if not (complete or selection.partial or selection.follow):
         raise UsageError(
             message(
                 "this run is not complete",
                 "run its command again, or",
-                "follow=True to be served what is there and wait for the rest, or",
-                "partial=True to do with what is there now",
-                folder=wanted.path,
+                "follow=True to serve what is there and wait for the rest, or",
+                "partial=True to make do with what is there now",
+                folder=selection.path,
                 jobs_done=f"{manifest.headline.jobs_done:,} of {manifest.headline.jobs:,}",
             )
         )
     # What is followed may be all there before the run is complete.
-    complete = complete or (wanted.follow and _has_all(manifest, wanted.split))
-    lines = _ready(manifest, wanted)
+    complete = complete or (selection.follow and _has_all(manifest, selection.split))
+    lines = _ready(manifest, selection)
     before = known.lines if known else ()
     if known and before[: len(lines)] == lines and not complete:
         return known  # Nothing new; or a shard was damaged, and is made again.
     if lines[: len(before)] != before:
-        raise ShardError(message("the shards of this run are no longer those it had", folder=wanted.path))
+        raise ShardError(message("the shards of this run are no longer those it had", folder=selection.path))
     if complete and not lines:
-        raise UsageError(message(f"this run has no {wanted.split} shard", folder=wanted.path))
-    files = (*(known.files if known else ()), *_files(manifest, wanted, lines[len(before) :]))
-    told = [[line.name, line.tokens, line.sha256] for line in lines]
+        raise UsageError(message(f"this run has no {selection.split} shard", folder=selection.path))
+    listed = [[line.name, line.tokens, line.sha256] for line in lines]
     return Shards(
         manifest.rules.token_type,
-        files,
-        lines,
-        complete=complete or not wanted.follow,
-        recipe_id=manifest.recipe_id if complete or wanted.follow else "",
-        fingerprint=_short(told),
+        (*(known.files if known else ()), *_files(manifest, selection.store, lines[len(before) :])),
+        complete=complete or not selection.follow,
+        fingerprint=records.digest(listed)[:16],
+        lines=lines,
+        shard_format=manifest.rules.kind,
+        recipe_id=manifest.recipe_id if complete or selection.follow else "",
     )
 
 
@@ -185,161 +198,123 @@ def _has_all(manifest: RunManifest, split: Split) -> bool:
     return split == "val" and manifest.rules.layout == "independent" and is_done
 
 
-def _ready(manifest: RunManifest, wanted: Wanted) -> tuple[ShardLine, ...]:
+def _ready(manifest: RunManifest, selection: Selection) -> tuple[ShardLine, ...]:
     """Return the lines of the split that can be served: all, or the beginning that will not change.
 
     While a run goes on that is what comes before the first source that is not
     done. Its joined shards appear at its end.
     """
-    chosen = [line for line in manifest.shards if line.split == wanted.split]
+    chosen = [line for line in manifest.shards if line.split == selection.split]
     ordered = tuple(sorted(chosen, key=lambda line: line.name))
-    if manifest.headline.complete or not wanted.follow:
+    if manifest.headline.complete or not selection.follow:
         return ordered
     if manifest.rules.layout == "contiguous":
         return ()
     done = {job.path for job in manifest.jobs}
     missing = next((at for at, file in enumerate(manifest.sources) if file.path not in done), None)
     first_missing = len(manifest.sources) if missing is None else missing
-    border = names.job_shard(manifest.rules, wanted.split, first_missing, 0)
-    ready = tuple(line for line in ordered if line.name < border)
-    taken_in = wanted.split == "train" and manifest.rules.last == "merge"
-    return _without_the_last(ready) if taken_in else ready
+    border = layout.job_shard(manifest.rules, selection.split, first_missing, 0)
+    if selection.split == "train" and manifest.rules.last == "merge":
+        # The join may take in the last shard that a job has made. A block number that has more digits than
+        # planned is larger, but sorts before others.
+        before = [line.name for line in ordered if line.name < border]
+        border = max(before, key=lambda name: (name.rpartition("_")[0], len(name), name), default="")
+    return tuple(line for line in ordered if line.name < border)
 
 
-def _without_the_last(lines: tuple[ShardLine, ...]) -> tuple[ShardLine, ...]:
-    """Return the lines before that of the last shard that a job has made, which the join may take in."""
-    # A block number that has more digits than planned is larger, but sorts before others.
-    last = max((line.name for line in lines), key=_source_and_block, default="")
-    return tuple(line for line in lines if line.name < last)
-
-
-def _source_and_block(name: str) -> tuple[str, int, str]:
-    return name.rpartition("_")[0], len(name), name
-
-
-def _files(manifest: RunManifest, wanted: Wanted, lines: Sequence[ShardLine]) -> list[TokenFile]:
+def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> list[TokenFile]:
+    """Return the files of some shards: the plain file where it is there, or else the compressed."""
     rules = manifest.rules
-    kind = _kind(rules.format)
     found = []
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
-            raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-        path = _path(wanted.folder, line.name)
+            raise ManifestError(message("a run manifest lists a file that is no token shard", file=line.name))
+        plain = line.name.removesuffix(ZIPPED)
+        paths = [store.local(layout.shard(name)) for name in (plain, plain + ZIPPED, line.name)]
+        path = next((path for path in paths if path.exists()), paths[-1])
         # A line tells the size of the file that the run made, not of what was packed or unpacked since.
         size = line.bytes if path.name == line.name else None
-        found.append(look(path, Expected(kind, rules.token_type, line.tokens, size)))
+        found.append(look(path, Claims(rules.kind, rules.token_type, line.tokens, size)))
     return found
 
 
-def _path(folder: RunFolder, name: str) -> Path:
-    """Return where the content of a shard is: in the plain file if it is there, or else in the compressed."""
-    plain = folder.shard(name.removesuffix(ZIPPED))
-    packed = plain.with_name(plain.name + ZIPPED)
-    return next((path for path in (plain, packed) if path.exists()), folder.shard(name))
-
-
-def _kind(format_name: str) -> Kind:
-    """Return how to read a format of a run. Those whose token shards have no header are all alike."""
-    known = formats.find(format_name).name
-    return known if known in {"llmc", "npy"} else "raw"
-
-
-def _paths(wanted: Wanted) -> list[Path]:
-    """Return the shards of others that are of the split: in a folder, or of those that a pattern names."""
-    given = Path(wanted.path)
-    if given.is_dir():
-        found = [path for path in given.iterdir() if path.is_file() and _is_of(wanted.split, path.name)]
-    elif given.exists():
-        found = _named(wanted, given)
-    else:
-        found = _matched(wanted)
-    there = set(found)
-    chosen = [path for path in found if path.with_name(path.name.removesuffix(ZIPPED)) not in there - {path}]
-    if not chosen:
-        raise UsageError(
-            message(
-                f"there is no token shard that is '{wanted.split}' by its name"
-                if given.is_dir()
-                else "there is no such file or folder",
-                "name a run's folder, a folder of .bin or .npy shards, or a pattern: 'some/*_train_*.bin'",
-                given=wanted.path,
-            )
-        )
-    return sorted(chosen, key=lambda path: (path.name, path))
-
-
-def _named(wanted: Wanted, path: Path) -> list[Path]:
-    """Return the file that was named; what it holds is as the caller says, unless its name says otherwise."""
-    if _told_split(path) not in (None, wanted.split):
-        raise _other_split(wanted, [path])
-    return [path]
-
-
-def _matched(wanted: Wanted) -> list[Path]:
-    """Return those of a pattern that are of the split. If no name says 'train', what says nothing is that."""
-    found = sorted(Path(path) for path in glob.glob(str(wanted.path)))  # noqa: PTH207  # may be absolute
-    chosen = [path for path in found if _told_split(path) == wanted.split]
-    untold = [path for path in found if _told_split(path) is None]
-    if wanted.split == "train" and chosen and untold:
-        raise UsageError(
-            message(
-                "of the files that this pattern names, some say 'train' and others do not say what they are",
-                "name only those that are to be served: 'some/*_train_*.bin'",
-                pattern=wanted.path,
-                train=chosen[0],
-                not_said=untold[0],
-            )
-        )
-    if wanted.split == "train" and untold:
-        return untold
-    if found and not chosen:
-        raise _other_split(wanted, found)
-    return chosen
-
-
-def _other_split(wanted: Wanted, found: Sequence[Path]) -> UsageError:
-    told = _told_split(found[0])
-    return UsageError(
-        message(
-            f"no file that is named here is '{wanted.split}' by its name",
-            f"say split='{told}' if it is that which you want" if told else "put the split into the names",
-            f"or name others: 'some/*_{wanted.split}_*.bin'",
-            given=wanted.path,
-            split=wanted.split,
-            found=f"{found[0]}" + (f" and {len(found) - 1:,} more" if found[1:] else ""),
-        )
+def check_can_be_followed(selection: Selection) -> None:
+    """Raise UsageError if this will never be the folder of a run; one that is not there yet may be."""
+    path = Path(selection.path)
+    is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
+    is_foreign = (
+        path.is_dir()
+        and not selection.is_run
+        and any(foreign.is_shard_name(file.name) for file in path.iterdir())
     )
-
-
-def _is_shard(name: str) -> bool:
-    return name.removesuffix(ZIPPED).endswith(_SUFFIXES) and not name.startswith(".")
-
-
-def _is_of(split: Split, name: str) -> bool:
-    return _is_shard(name) and _split_in(name) == split
-
-
-def _told_split(path: Path) -> Split | None:
-    """Return what a file is by its name, or else by that of its folder, if it is called just so."""
-    return _split_in(path.name) or _SPLITS.get(path.parent.name.lower())
-
-
-def _split_in(name: str) -> Split | None:
-    # The last counts: a dataset's name, which may say anything, stands before the split.
-    words = [word for word in re.findall("[a-z]+", name.lower()) if word in _SPLITS]
-    return _SPLITS[words[-1]] if words else None
-
-
-def _refuse_a_mixture(files: Sequence[TokenFile]) -> None:
-    for file in files:
-        if file.token_type != files[0].token_type:
-            raise ShardError(
-                message(
-                    "token shards of different types cannot be served together",
-                    **{files[0].token_type: files[0].path, file.token_type: file.path},
-                )
+    if is_pattern or is_foreign or path.is_file():
+        raise UsageError(
+            message(
+                "this is not the folder of a run, so it cannot be followed",
+                "name the folder that the conversion writes to (--out)",
+                given=selection.path,
             )
+        )
 
 
-def _short(told: object) -> str:
-    return records.digest(told)[:16]
+@dataclass(frozen=True)
+class Waiting:
+    """How long to wait for what a run makes."""
+
+    store: LocalStore
+    timeout: float | None
+    poll: float
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Return when `true()`; raise NotReady after the timeout, or once nobody makes the run any more."""
+        began = seen = time.monotonic()
+        warned = False
+        while True:
+            # First of all: a session writes its last manifest before it lets go of the lock.
+            deserted = self.store.is_deserted()
+            if true():
+                return
+            now = time.monotonic()
+            seen = seen if deserted else now
+            if now - seen >= _DESERTED_SECONDS:
+                raise self._deserted()
+            if self.timeout is not None and now - began >= self.timeout:
+                if has_begun(self.store):
+                    raise self._late()
+                raise NotReady(self._no_run("gave up waiting for it"))
+            if not (warned or has_begun(self.store)) and now - began >= _SILENT_SECONDS:
+                warned = True
+                # Of the line that makes the loader: behind us, _find, __post_init__ and __init__.
+                warnings.warn(self._no_run("waiting for it"), stacklevel=5)
+            time.sleep(self.poll)
+
+    def _no_run(self, what: str) -> str:
+        return message(
+            f"there is no run in this folder yet: {what}",
+            "check that the path is right, and that the conversion was started",
+            folder=self.store.root.absolute(),
+            folder_exists="yes" if self.store.root.is_dir() else "no",
+            timeout="none" if self.timeout is None else f"{self.timeout:g} seconds",
+        )
+
+    def _deserted(self) -> NotReady:
+        past = sessions.all_of(RunFolder(self.store.root))
+        return NotReady(
+            message(
+                "nobody is making this run any more, and it is not complete",
+                "run its command again; fwconvert status says what failed",
+                "resume from the last state when there is more",
+                folder=self.store.uri,
+                last_session=(past[-1].outcome if past else "") or "interrupted",
+            )
+        )
+
+    def _late(self) -> NotReady:
+        return NotReady(
+            message(
+                "the run has made nothing new before the timeout",
+                "see fwconvert status; resume from the last state when there is more",
+                folder=self.store.uri,
+                seconds=self.timeout,
+            )
+        )

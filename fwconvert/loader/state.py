@@ -1,73 +1,96 @@
-"""Where a loader is, as a few numbers and words that outlive it.
+"""Where a loader is in an epoch, as a few numbers and words that outlive it.
 
-What can be in a state is decided here, also for the loader itself: one that
-serves must be able to save where it is, and to be resumed from that.
+What a state can hold is decided here, for the loader's own arguments too: any
+loader that serves batches can save where it is and be resumed from that.
 """
 
 import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from fwconvert.errors import UsageError, message
 from fwconvert.records import Part
 
-Order = Literal["sequential", "shuffled", "documents"]
+ReadingOrder = Literal["sequential", "shuffled", "documents"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class State(Part, frozen=True):
-    """Where a loader is: after so many windows of an epoch, on all ranks together."""
+class Position(NamedTuple):
+    """A place in an epoch, the same on all ranks."""
 
-    order: Order
+    windows: int = 0
+    # In document order: how many documents were taken, and how many of their tokens were left out.
+    documents: int = 0
+    passed: int = 0
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The part of each step that is one rank's."""
+
+    batch: int
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def step_windows(self) -> int:
+        """How many windows a step has on all ranks together."""
+        return self.batch * self.ranks
+
+    def of(self, windows: int) -> range:
+        """Return which windows of a step are ours; those of a short last step are dealt out evenly."""
+        return range(windows * self.rank // self.ranks, windows * (self.rank + 1) // self.ranks)
+
+
+class State(Part, frozen=True):
+    """What `Loader.state` returns: the position in an epoch, and what the loader must agree on."""
+
+    order: ReadingOrder
     seed: int
     seq_len: int
     # What tells the set of shards from others.
     shards: str
     epoch: Count = 0
     windows: Count = 0
-    # Of document order: how many documents were taken, and how many of their tokens were passed over.
     documents: Count = 0
     passed: Count = 0
-    # How many tokens were passed over in the epochs before.
+    # How many tokens the epochs before have left out.
     passed_before: Count = 0
 
 
 def whole(name: str, value: object) -> int:
-    """Return a whole number of any kind, numpy's too, as the int that a state can hold."""
+    """Return a whole number of any type, numpy's too, as the int that a state can hold."""
     try:
         # True is an int to Python, but nobody means a number by it.
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]  # this is how one asks
     except TypeError:
         pass
-    raise UsageError(message(f"{name} of a loader is a whole number", given=repr(value)))
+    raise UsageError(message(f"{name} must be a whole number", given=repr(value)))
 
 
 def read(given: object, here: State) -> State:
-    """Return a state that a loader which is as `here` can go on from, or raise UsageError with the reason."""
-    wanted = _parsed(given)
+    """Return a state from which a loader with the identity `here` can resume, or raise UsageError."""
+    advice = "pass what Loader.state() returned"
+    if not isinstance(given, Mapping):
+        raise UsageError(message("this is not the state of a loader", advice, given=type(given).__name__))
+    plain: dict[Any, Any] = dict(given)
+    try:
+        found = msgspec.convert(plain, State)
+    except (msgspec.ValidationError, UnicodeError) as error:  # Half a character is none to msgspec.
+        raise UsageError(message("this is not the state of a loader", advice, reason=error)) from error
     for name in ("shards", "order", "seed", "seq_len"):
-        ours, theirs = getattr(here, name), getattr(wanted, name)
+        ours, theirs = getattr(here, name), getattr(found, name)
         if ours != theirs:
             raise UsageError(
                 message(
-                    f"this state is of a loader with other {name.replace('_', ' ')}",
+                    f"this state was taken from a loader with a different {name}",
                     "make the loader as it was made then; batch, rank and ranks may differ",
                     in_state=theirs,
                     here=ours,
                 )
             )
-    return wanted
-
-
-def _parsed(given: object) -> State:
-    advice = "give what Loader.state() returned"
-    if not isinstance(given, Mapping):
-        raise UsageError(message("this is not the state of a loader", advice, given=type(given).__name__))
-    plain: dict[Any, Any] = dict(given)
-    try:
-        return msgspec.convert(plain, State)
-    except (msgspec.ValidationError, UnicodeError) as error:  # Half a character is none to msgspec.
-        raise UsageError(message("this is not the state of a loader", advice, reason=error)) from error
+    return found

@@ -20,11 +20,11 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fwconvert.errors import UsageError, message
 from fwconvert.loader import Loader, inputs_and_targets
-from fwconvert.loader.windows import Tokens
+from fwconvert.shards.cutting import Tokens
 
 # More than any machine has cores for.
 _MOST_WORKERS = 4_096
-# How many iterations are remembered. A slow worker may be some behind that were left at once.
+# How many iterations are remembered. A slow worker may be several behind, if they were left at once.
 _TURNS = 64
 
 
@@ -82,8 +82,8 @@ class TokenDataset(IterableDataset[Pair]):
         if shared and any(state[name] != value for name, value in here.items()):
             raise UsageError(
                 message(
-                    "this state is of one of several workers, which took turns in another way",
-                    "resume with as many workers, ranks and windows in a batch, or without workers",
+                    "this state belongs to one of several workers, which shared the steps in another way",
+                    "resume with the same workers, ranks and batch, or from a state taken without workers",
                     workers=f"{state['workers']} then, {here['workers']} now",
                     windows_in_a_step=f"{state['step']} then, {here['step']} now",
                 )
@@ -134,7 +134,7 @@ class _Home(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """An iteration of a DataLoader; or, of no workers, an epoch that somebody has said is next."""
+    """An iteration of a DataLoader; or, without workers, an epoch that the caller has set as the next."""
 
     number: int
     epoch: int
@@ -147,14 +147,14 @@ class _Turn(NamedTuple):
     ended: int = 0
 
     @property
-    def is_said(self) -> bool:
-        """Whether it is not an iteration, but what somebody has said."""
+    def is_set(self) -> bool:
+        """Whether it is not an iteration, but set by the caller."""
         return not self.workers
 
     @property
     def next_epoch(self) -> int:
         """The epoch that follows; it is the same if this one was left before its end."""
-        return self.epoch + (not self.is_said and self.ended >= self.workers)
+        return self.epoch + (not self.is_set and self.ended >= self.workers)
 
 
 class _Turns:
@@ -217,7 +217,7 @@ class _Turns:
             else:
                 last = self._last
                 epoch = last.next_epoch
-                if here is not None and (last.is_said or last.moves != moves):
+                if here is not None and (last.is_set or last.moves != moves):
                     epoch = here
                 if resumed is not None:
                     epoch = resumed
@@ -260,7 +260,7 @@ def _collate(pairs: Sequence[Pair], **_: object) -> Pair:
         raise UsageError(
             message(
                 "a TokenDataset yields whole batches, and this DataLoader would stack them",
-                "say DataLoader(dataset, batch_size=None) and choose the size with Loader(..., batch=...)",
+                "use DataLoader(dataset, batch_size=None) and choose the size with Loader(..., batch=...)",
                 batch_size_of_DataLoader=f"{len(pairs)} or more",
                 rows_in_a_batch=len(pairs[0].inputs),
             )

@@ -6,52 +6,25 @@ what is left at its end is in none, as with llm.c.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fwconvert.loader.files import Kept
+from fwconvert.loader.files import ArrayCache
 from fwconvert.loader.permutation import Numbers
 from fwconvert.loader.shards import Shards
+from fwconvert.loader.state import Position, RankShare
+from fwconvert.shards.cutting import Tokens
 
-Tokens = NDArray[np.uint16 | np.uint32]
 Shuffle = Callable[[Numbers], Numbers]
 # A run of windows: its first row in the batch and the end, its shard, its first row there and the end.
 Place = tuple[int, int, int, int, int]
 
-# How many windows are found at a time: numpy is quick with many numbers, not with few.
+# How many windows are looked up at a time: numpy is fast with many numbers, not with few.
 _AHEAD = 4_096
-
-
-class Mark(NamedTuple):
-    """A place in an epoch, the same on all ranks."""
-
-    windows: int = 0
-    # Of document order: how many documents were taken, and how many of their tokens were passed over.
-    documents: int = 0
-    passed: int = 0
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of each step that is one rank's."""
-
-    batch: int
-    rank: int = 0
-    ranks: int = 1
-
-    @property
-    def span(self) -> int:
-        """How many windows a step has on all ranks together."""
-        return self.batch * self.ranks
-
-    def of(self, windows: int) -> range:
-        """Return which of the windows of a step are ours; those of a short last step are dealt out evenly."""
-        return range(windows * self.rank // self.ranks, windows * (self.rank + 1) // self.ranks)
 
 
 class Windows:
@@ -63,37 +36,41 @@ class Windows:
         self._ends = np.cumsum(self._counts)
         self._firsts = self._ends - self._counts
         self._shards = shards
-        self._rows = Kept(self._open, shards.most_open)
+        self._rows = ArrayCache(self._open, shards.most_open)
         self.total = int(self._counts.sum())
         # Tokens at the ends of shards that are in no window.
         covered = self.total * seq_len + int(np.count_nonzero(self._counts))
         self._left = shards.tokens - covered
 
     def passed(self, windows: int) -> int:
-        """Return how many tokens an epoch does not serve that ends after so many windows."""
+        """Return how many tokens an epoch leaves out that ends after `windows` windows."""
         return self._left + (self.total - windows) * self.seq_len
 
     def walk(
-        self, mark: Mark, share: Share, shuffle: Shuffle, least: int
-    ) -> Iterator[tuple[Mark, Sequence[Place]]]:
-        """Yield the mark after each step from `mark` on, and our windows; no step has fewer than `least`."""
-        position = mark.windows
-        while (left := self.total - position) > 0:
-            size, steps = share.span, min(left // share.span, max(1, _AHEAD // share.batch))
+        self, position: Position, share: RankShare, shuffle: Shuffle, least: int
+    ) -> Iterator[tuple[Position, Sequence[Place]]]:
+        """Yield our windows of each step from `position` on, and the position after it.
+
+        No step has fewer than `least` windows, on all ranks together.
+        """
+        done = position.windows
+        while (left := self.total - done) > 0:
+            size = share.step_windows
+            steps = min(left // size, max(1, _AHEAD // share.batch))
             if not steps:
                 if left < least:
                     return
                 size, steps = left, 1
             ours = share.of(size)
-            firsts = position + size * np.arange(steps, dtype=np.int64)
+            firsts = done + size * np.arange(steps, dtype=np.int64)
             numbers = shuffle((firsts[:, None] + np.arange(ours.start, ours.stop)).ravel())
             for places in self._places(numbers.reshape(steps, len(ours))):
-                position += size
-                yield Mark(position), places
+                done += size
+                yield Position(done), places
 
     def read(self, places: Sequence[Place]) -> Tokens:
         """Return the windows at these places: a row each."""
-        batch = np.empty((places[-1][1] if places else 0, self.seq_len + 1), self._shards.type)
+        batch = np.empty((places[-1][1] if places else 0, self.seq_len + 1), self._shards.dtype)
         for begin, end, shard, row, row_end in places:
             batch[begin:end] = self._rows[shard][row:row_end]
         return batch

@@ -9,7 +9,7 @@ from collections import Counter
 from fwconvert import records
 from fwconvert.recipes import Recipe
 from fwconvert.run.resume import Survey
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt
 
@@ -26,7 +26,7 @@ class Leftovers:
         self._covered: Counter[int] = survey.covered
         # The jobs whose tails are not needed and still there; and those with a record in quarantine.
         self._spent: list[str] = []
-        keys = {names.job_key(path) for path in self._paths}
+        keys = {layout.job_key(path) for path in self._paths}
         there = (name.removesuffix(".json") for name in records.names_in(folder.quarantine))
         self._quarantined = {key for key in there if key in keys}
         # The shard of a source that a joined shard has taken in.
@@ -43,7 +43,7 @@ class Leftovers:
 
     def job_done(self, index: int) -> None:
         """Remove what the receipt of a job makes unnecessary."""
-        key = names.job_key(self._paths[index])
+        key = layout.job_key(self._paths[index])
         if key in self._quarantined:
             atomic.remove(self._folder.quarantined(key))
             self._quarantined.remove(key)
@@ -61,7 +61,7 @@ class Leftovers:
         for segment in join.segments:
             self._covered[segment.source] += segment.tokens
             if self._is_spent(segment.source):
-                self._spent.append(names.job_key(self._paths[segment.source]))
+                self._spent.append(layout.job_key(self._paths[segment.source]))
         if join.taken:
             self._absorbed[join.taken.source] = join.taken.name
             self._remove_shard(join.taken.name)
@@ -86,6 +86,6 @@ class Leftovers:
             self._absorbed.pop(join.taken.source, None)
 
     def _remove_shard(self, name: str) -> None:
-        for file in (name, *names.sidecars(self._rules, name)):
+        for file in (name, *layout.sidecars(self._rules, name)):
             atomic.remove(self._folder.shard(file))
         atomic.remove(self._folder.shard_index(name))

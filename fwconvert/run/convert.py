@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fwconvert import machine
@@ -19,13 +19,15 @@ from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits, check_open_files
 from fwconvert.recipes import Recipe, check_rules
 from fwconvert.run import estimate, request, scheduler
-from fwconvert.run.engine import LocalEngine
+from fwconvert.run.engines import Engine
+from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.inputs import Sources, Supply
 from fwconvert.run.prefetch import Origin
 from fwconvert.run.resume import Look, Survey, survey
 from fwconvert.run.state import Observer, Snapshot, StopSwitch, Work
 from fwconvert.store import atomic, places, run_manifest, sessions, unlisted
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 from fwconvert.store.saved_recipe import adopt, has_plan, known_sources, save_plan
@@ -69,6 +71,7 @@ def convert(
     out: str | os.PathLike[str],
     options: Options | None = None,
     *,
+    engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
 ) -> Result:
@@ -79,27 +82,49 @@ def convert(
     is written if the folder belongs to another recipe or another session, the
     disk is too small, or no source has the columns, and OutputError if the output cannot be written. After
     any of these, or a crash, the same call goes on.
+
+    `engine` says where jobs run: by default in processes on this machine, as
+    many as `options` says. An engine that is given has its own number of slots,
+    which replaces `options.workers`.
     """
-    options = options or Options()
-    observer = observer or SilentObserver()
-    stop = stop or StopSwitch()
-    _refuse_to_keep_what_is_here(recipe, options)
+    given = environment(options, engine, observer, stop)
+    _refuse_to_keep_what_is_here(recipe, given.options)
     folder = RunFolder(Path(out).absolute())
     folder.refuse_links()  # Before anything is looked for in them.
-    recipe = _listed(recipe, options, folder, observer, stop)
-    return make(recipe, folder, options, Sources(recipe, options), observer, stop)
+    recipe = _listed(recipe, folder, given)
+    return make(recipe, folder, Sources(recipe, given.options), given)
 
 
-def make(
-    recipe: Recipe,
-    folder: RunFolder,
-    options: Options,
-    supply: Supply,
-    observer: Observer,
-    stop: StopSwitch,
-) -> Result:
+@dataclass(frozen=True)
+class Environment:
+    """What a run is given beside its recipe. None of it changes a byte of the output."""
+
+    options: Options
+    engine: Engine
+    observer: Observer
+    stop: StopSwitch
+
+
+def environment(
+    options: Options | None, engine: Engine | None, observer: Observer | None, stop: StopSwitch | None
+) -> Environment:
+    """Return an environment of what is given; by default jobs run in processes on this machine."""
+    options = options or Options()
+    if engine is None:
+        memory = options.worker_memory
+        if memory is None:  # Together the workers leave something for everybody else.
+            share = (machine.machine_bytes() or 0) * 4 // 5 // options.worker_count
+            memory = max(_LEAST_WORKER_MEMORY, share) if share else None
+        engine = LocalEngine(options.worker_count, ProcessLimits(memory, options.stall_timeout))
+    else:
+        options = replace(options, workers=engine.slots)
+    return Environment(options, engine, observer or SilentObserver(), stop or StopSwitch())
+
+
+def make(recipe: Recipe, folder: RunFolder, supply: Supply, given: Environment) -> Result:
     """Make the token shards of a recipe that lists its sources from what `supply` has; see convert."""
     started = time.monotonic()
+    options, observer, stop = given.options, given.observer, given.stop
     check_rules(recipe.rules)  # A program may have made it by hand.
     folder.refuse_links()
     recipe = adopt(folder, recipe)
@@ -117,7 +142,7 @@ def make(
         checking = _Checking(observer, stop, recipe, everything=options.rehash)
         work = _begin(folder, recipe, current, origin, checking)
         found = len(work.survey.jobs)
-        _carry_out(work, options, supply)
+        _carry_out(work, given.engine, supply)
         return _result(work, found, started)
 
 
@@ -131,18 +156,17 @@ def _refuse_to_keep_what_is_here(recipe: Recipe, options: Options) -> None:
         )
 
 
-def _listed(
-    recipe: Recipe, options: Options, folder: RunFolder, observer: Observer, stop: StopSwitch
-) -> Recipe:
+def _listed(recipe: Recipe, folder: RunFolder, given: Environment) -> Recipe:
     """Return the recipe with its sources; a version that does not list them asks the run, then the hub."""
-    source = recipe.source
+    source, observer = recipe.source, given.observer
     if source.files:
         return recipe
     saved = known_sources(folder, recipe)
     if saved is None:
         observer.notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
         # However it comes, a list must end.
-        patience = Patience(options.patience, stop.wish, observer.notice, most=10 * options.patience)
+        most = given.options.patience
+        patience = Patience(most, given.stop.wish, observer.notice, most=10 * most)
         dataset = Dataset(source.dataset, source.revision)
 
         def came(size: int) -> None:
@@ -203,8 +227,7 @@ def _unlisted(work: Work) -> unlisted.Unlisted:
 @contextmanager
 def _session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> Iterator[None]:
     """Hold the folder's lock, with the plan and the folders in place."""
-    atomic.make_folder(folder.private)
-    with Lock(folder, current.id):
+    with LocalStore(folder.path, current.id).lock():
         folder.make()
         save_plan(folder, recipe)
         yield
@@ -290,11 +313,11 @@ def _refuse_changed_sources(work: Work) -> None:
             )
 
 
-def _carry_out(work: Work, options: Options, supply: Supply) -> None:
+def _carry_out(work: Work, engine: Engine, supply: Supply) -> None:
     """Do all jobs, then the join; leave the folder tidy and described, whatever happens."""
     outcome = "error"
     try:
-        with _engine(work, options) as engine:
+        with engine:
             _convert_all(work, supply, engine)
             if not work.missing:
                 work.withdraw_misfits()
@@ -310,13 +333,13 @@ def _carry_out(work: Work, options: Options, supply: Supply) -> None:
         _tidy(work, outcome)
 
 
-def _convert_all(work: Work, supply: Supply, engine: LocalEngine) -> None:
+def _convert_all(work: Work, supply: Supply, engine: Engine) -> None:
     with work.origin:
         scheduler.drive(work.ready_orders(), engine, work)
     _go_on(work, supply, engine)
 
 
-def _go_on(work: Work, supply: Supply, engine: LocalEngine) -> None:
+def _go_on(work: Work, supply: Supply, engine: Engine) -> None:
     """Do the jobs that came up after all seemed to be handed out."""
     while work.goes_on:
         work.origin = supply.origin(work.folder)
@@ -324,15 +347,6 @@ def _go_on(work: Work, supply: Supply, engine: LocalEngine) -> None:
             scheduler.drive(work.ready_orders(), engine, work)
     if work.limits.reached:
         work.origin.clear()
-
-
-def _engine(work: Work, options: Options) -> LocalEngine:
-    memory = options.worker_memory
-    if memory is None:  # Together the workers leave something for everybody else.
-        share = (machine.machine_bytes() or 0) * 4 // 5 // options.worker_count
-        memory = max(_LEAST_WORKER_MEMORY, share) if share else None
-    limits = ProcessLimits(memory, options.stall_timeout)
-    return LocalEngine(options.worker_count, work.folder.logs, work.session.id, limits)
 
 
 def _tidy(work: Work, outcome: str) -> None:

@@ -8,7 +8,7 @@ for sources that there are not.
 from itertools import pairwise
 
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 
 # An entry of a tail's document index; the tail of a whole source may have more than 2**32 tokens.
@@ -52,8 +52,8 @@ def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
     block, has_val = rules.block_tokens, index == 0 and rules.val_tokens > 0
     sizes = [rules.val_tokens, block] if has_val else [block, block]
     for number, line in enumerate(job.shards):
-        split: names.Split = "val" if number == 0 and has_val else "train"
-        known = {names.job_shard(rules, split, index, number, plain=plain) for plain in (False, True)}
+        split: layout.Split = "val" if number == 0 and has_val else "train"
+        known = {layout.job_shard(rules, split, index, number, plain=plain) for plain in (False, True)}
         if (line.split, line.tokens) != (split, sizes[min(number, 1)]) or line.name not in known:
             return False
         if line.segments != ((index, 0),) or not _file_can_be(rules, line):

@@ -20,16 +20,14 @@ from fwconvert.errors import UsageError, message
 from fwconvert.limits import Amount
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, Rules, SourceShard, Totals
+from fwconvert.records import Part
 from fwconvert.run.prefetch import LocalOrigin, Origin
+from fwconvert.run.preflight import refuse_other_folder
 from fwconvert.sources import catalog, footers
 from fwconvert.sources.catalog import Size
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.run_manifest import most_shards
-
-# Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
-_TEXT_BYTES_PER_TOKEN = {
-    "gpt2": 4.63, "r50k_base": 4.63, "p50k_base": 4.63, "cl100k_base": 4.7, "o200k_base": 4.75, "bytes": 1.0,
-}  # fmt: skip
+from fwconvert.tokens import registry
 
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
@@ -145,10 +143,7 @@ def _share(rules: Rules, rows: int, tokens: int) -> float:
 
 def tokens_of(rules: Rules, size: Size) -> int:
     """Return about how many tokens a source of this size has, separators included."""
-    per_token = _TEXT_BYTES_PER_TOKEN[rules.tokenizer]
-    if rules.tokenizer == "bytes":
-        return size.text_bytes + size.rows
-    return max(size.rows, round(size.text_bytes / per_token))
+    return registry.estimate_tokens(rules, size.text_bytes, size.rows)
 
 
 def _shards(rules: Rules, tokens: int) -> int:
@@ -224,7 +219,7 @@ def plan_for(recipe: Recipe, options: Options) -> Plan:
     workers = max(1, min(options.worker_count, count))
     if recipe.root is not None:
         return make_plan(recipe, _footers(recipe, LocalOrigin(recipe.source, recipe.root)), workers)
-    fetched = count if options.keep_source else workers + options.prefetch_count
+    fetched = count if options.keep_folder else workers + options.prefetch_count
     return make_plan(recipe, {}, workers, fetched)
 
 
@@ -242,7 +237,7 @@ def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
     needed = plan_for(recipe, options)
     check_shards(needed, recipe.rules)
     there, out = bytes_there(folder), folder.path
-    keep = options.keep_source
+    keep = options.keep_folder
     if keep is None or _disk(keep) == _disk(out):
         refuse_small_disk(needed, there + _sources_there(recipe, options), free_bytes(out), str(folder.path))
         return
@@ -260,6 +255,38 @@ def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
                 missing=f"{missing:,} bytes",
             )
         )
+
+
+class Estimate(Part, frozen=True):
+    """What a run would need in a folder: what `plan --json` prints."""
+
+    dataset: str
+    revision: str
+    out: str
+    plan: Plan
+    disk_needed: int
+    disk_used_already: int
+    disk_free: int
+
+
+def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = None) -> Estimate:
+    """Return what converting `recipe` into the folder `out` would need. Writes nothing.
+
+    Raises UsageError if the recipe names files on this machine and none of them is there.
+    """
+    folder = RunFolder(Path(out).absolute())
+    if recipe.root is not None:
+        refuse_other_folder(recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, folder)
+    needed = plan_for(recipe, options or Options())
+    return Estimate(
+        dataset=recipe.source.dataset,
+        revision=recipe.source.revision,
+        out=os.fspath(out),
+        plan=needed,
+        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
+        disk_used_already=bytes_there(folder),
+        disk_free=free_bytes(folder.path),
+    )
 
 
 def bytes_there(folder: RunFolder) -> int:
@@ -292,7 +319,7 @@ def _disk(path: Path) -> int:
 
 
 def _sources_there(recipe: Recipe, options: Options) -> int:
-    keep = options.keep_source
+    keep = options.keep_folder
     if keep is None or not keep.is_dir():
         return 0
     sizes = {file.path: file.bytes for file in recipe.source.files}

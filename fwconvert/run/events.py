@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 
 Limit = Literal["network", "workers"]
 

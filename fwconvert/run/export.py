@@ -9,44 +9,43 @@ the bytes: an export is what a conversion of the same recipe gives.
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack, get_type_hints
 
 import msgspec
 
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
-from fwconvert.formats import Format
+from fwconvert.formats import Format, FormatName
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import estimate, request
-from fwconvert.run.convert import Result, SilentObserver, make
+from fwconvert.run.convert import Result, environment, make
+from fwconvert.run.engines import Engine
 from fwconvert.run.prefetch import Origin, Ready, Wanted
 from fwconvert.run.state import Observer, StopSwitch
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, places, sessions
+from fwconvert.store import places, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Counts, Receipt
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What is to be other than in the run that is exported. None: the same."""
+class Changes(TypedDict, total=False):
+    """What is to differ from the run that is exported. None: nothing."""
 
-    eot: EotSide | None = None
-    shard_tokens: int | None = None
-    val_tokens: int | None = None
-    layout: Layout | None = None
-    last: Last | None = None
-    compress: request.Compression | None = None
-    name: str | None = None
-    format: str | None = None
+    format: FormatName | None
+    eot: EotSide | None
+    shard_tokens: int | None
+    val_tokens: int | None
+    layout: Layout | None
+    last: Last | None
+    compress: request.Compression | None
+    name: str | None
 
 
 def export(
@@ -54,18 +53,19 @@ def export(
     out: str | os.PathLike[str],
     options: Options | None = None,
     *,
+    engine: Engine | None = None,
     observer: Observer | None = None,
     stop: StopSwitch | None = None,
-    **changes: Any,
+    **changes: Unpack[Changes],
 ) -> Result:
     """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    `changes` are those of the class Changes.
-    Nothing is tokenised again. Returns and raises as `convert` does, and goes
-    on like it after a crash.
+    Changes are format, eot, shard_tokens, val_tokens, layout, last, compress and
+    name. Nothing is tokenised again. Returns and raises as `convert` does, and
+    goes on like it after a crash.
     """
-    return Export(Path(run), Changes(**changes)).carry_out(
-        out, options or Options(), observer=observer, stop=stop
+    return Export(Path(run), changes).carry_out(
+        out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
 
@@ -83,25 +83,25 @@ class Export:
         out: str | os.PathLike[str],
         options: Options,
         *,
+        engine: Engine | None = None,
         observer: Observer | None = None,
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
         folder = RunFolder(Path(out).absolute())
         _refuse_inside(folder.path, self._run.folder.path)
-        supply = _FinishedRun(self._run, self.recipe, options)
-        return make(self.recipe, folder, options, supply, observer or SilentObserver(), stop or StopSwitch())
+        given = environment(options, engine, observer, stop)
+        return make(self.recipe, folder, _FinishedRun(self._run, self.recipe, given.options), given)
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with other rules, as if somebody had asked for it by name."""
-    records.check(changes)
-    given = {one.name: getattr(changes, one.name) for one in fields(changes)}
-    given = {name: value for name, value in given.items() if value is not None}
+    records.check_values(changes, get_type_hints(Changes))
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
-    given["compress"] = request.method(given.get("compress", "zstd" if old.compress else "none"))
+    given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
@@ -221,18 +221,10 @@ class _FinishedRun:
     def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
         """Return a session that can begin; it encodes nothing."""
         observer.notice(f"taking the tokens from {self._run.folder.path}")
-        self._take_vocabulary(folder)
+        # For whoever decodes the output.
+        spec = registry.of_rules(self._recipe.rules)
+        registry.kind_of(spec).copy(spec, self._run.folder.vocabularies, folder.vocabularies)
         return sessions.new(self._options.worker_count, 1, "exported")
-
-    def _take_vocabulary(self, folder: RunFolder) -> None:
-        """Lay the rank table beside the output for whoever decodes it, if the run has it."""
-        known = vocabulary.find(self._recipe.rules.tokenizer)
-        name = vocabulary.provided_name(known)
-        with suppress(OSError, ManifestError):
-            if not (folder.vocabularies / name).exists() and (self._run.folder.vocabularies / name).exists():
-                table = vocabulary.read_table(known, self._run.folder.vocabularies)
-                atomic.make_folder(folder.vocabularies)
-                atomic.replace(folder.vocabularies / name, table)
 
 
 class _RunOrigin:
@@ -283,7 +275,7 @@ class _RunOrigin:
     def _exported(self, order: ConvertOrder) -> Exported:
         job = self._jobs[order.source.path]
         return Exported(
-            run=self._run.folder.path,
+            run=str(self._run.folder.path),
             rules=self._run.manifest.rules,
             passages=self._run.streams[order.source_index],
             bytes=job.bytes,

@@ -17,7 +17,7 @@ from fwconvert.run.preflight import Footers, refuse_other_folder
 from fwconvert.run.state import Observer
 from fwconvert.store import sessions
 from fwconvert.store.folder import RunFolder
-from fwconvert.tokens import encoders, vocabulary
+from fwconvert.tokens import registry
 
 
 class Supply(Protocol):
@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, recipe: Recipe, options: Options) -> None:
         self._recipe = recipe
         self._options = options
-        self.place = recipe.root if recipe.root is not None else options.keep_source
+        self.place = recipe.root if recipe.root is not None else options.keep_folder
 
     def origin(self, folder: RunFolder) -> Origin:
         """Return the files on this machine, or the hub."""
@@ -53,7 +53,7 @@ class Sources:
         if self._recipe.root is not None:
             return LocalOrigin(manifest, self._recipe.root)
         terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-        keep = None if options.keep_source is None else options.keep_source.absolute()
+        keep = None if options.keep_folder is None else options.keep_folder.absolute()
         return HubOrigin(manifest, terms, folder.sources, keep)
 
     def check_disk(self, folder: RunFolder) -> None:
@@ -74,11 +74,12 @@ class Sources:
         Whatever fails here fails before the folder belongs to the recipe.
         """
         options = self._options
-        known = vocabulary.find(self._recipe.rules.tokenizer)
-        encoder, reason = encoders.choose(options.encoder, known, encoders.why_fast_fails)
+        spec = registry.of_rules(self._recipe.rules)
+        kind = registry.kind_of(spec)
+        encoder, reason = kind.choose_encoder(spec, options.encoder)
         if reason:
             observer.notice(reason)
-        vocabulary.provide(known, folder.vocabularies)
+        kind.provide(spec, folder.vocabularies)
         # With a limit fewer sources are at work than there are, and may have more threads each.
         limited, files = self._recipe.rules.is_limited, self._recipe.source.files
         threads = options.thread_count(

@@ -21,10 +21,10 @@ from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Fetching
-from fwconvert.job.orders import ConvertOrder, Failure, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, SourceFile, Unfetched
 from fwconvert.recipes import SourceManifest, SourceShard
 from fwconvert.sources import catalog
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 from fwconvert.store.receipts import Receipt
 
 _END = Stopped("all is fetched")
@@ -123,7 +123,7 @@ class LocalOrigin:
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted = _always) -> Ready:  # noqa: ARG002
         """Yield all orders; one whose file is not to be had as Unfetched, since no worker need try it."""
         for order in orders:
-            wrong = _out_of_reach(order.file)
+            wrong = _out_of_reach(order.file.local)
             yield Unfetched(order, Failure("unfetched", wrong)) if wrong else order
 
     def clear(self) -> None:
@@ -222,7 +222,7 @@ class HubOrigin:
     def place(self, source: SourceShard) -> Path:
         """Return where the file lies, or will."""
         if self._keep is None:
-            return self._private / f"{names.job_key(source.path)}{catalog.PARQUET}"
+            return self._private / f"{layout.job_key(source.path)}{catalog.PARQUET}"
         return self._keep / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
@@ -303,7 +303,7 @@ class HubOrigin:
             return
         for order in orders:
             self._adopt(order)
-        needed = {name for order in orders for name in (order.file.name, self._part_name(order.source))}
+        needed = {name for order in orders for name in (order.file.local.name, self._part_name(order.source))}
         for entry in self._private.iterdir():
             if entry.name not in needed:
                 atomic.remove(entry)
@@ -311,16 +311,17 @@ class HubOrigin:
     def _adopt(self, order: ConvertOrder) -> None:
         """Give a file its name that an earlier version of fwconvert left under that of its content."""
         left = (self._private / self._part_name(order.source)).with_suffix(catalog.PARQUET)
-        if left.is_file() and not order.file.exists():
-            with atomic.writing(order.file):
-                left.replace(order.file)
+        if left.is_file() and not order.file.local.exists():
+            with atomic.writing(order.file.local):
+                left.replace(order.file.local)
 
     def _work(self) -> None:
         """Fetch one file after another, in a thread, while there is room."""
         while (order := self._next()) is not None:
             item: ConvertOrder | Unfetched | BaseException
             try:
-                item = replace(order, file=self._have(order), proven=order.source.sha256 is not None)
+                proven = order.source.sha256 is not None
+                item = replace(order, file=SourceFile(str(self._have(order)), proven))
             except SourceError as error:
                 item = Unfetched(order, Failure("unfetched", str(error)))
             except BaseException as error:  # noqa: BLE001  # raised again where the orders are taken
@@ -334,10 +335,10 @@ class HubOrigin:
     def _have(self, order: ConvertOrder) -> Path:
         """Have the file of an order on this machine, proven; return where it lies."""
         bare = self._bare.get(order.source.path)
-        if bare is not None and not order.file.exists() and self._fetching.is_right(order.source, bare):
+        if bare is not None and not order.file.local.exists() and self._fetching.is_right(order.source, bare):
             return bare
-        self._fetching.fetch(order.source, order.file, self._parts())
-        return order.file
+        self._fetching.fetch(order.source, order.file.local, self._parts())
+        return order.file.local
 
     def _next(self) -> ConvertOrder | None:
         """Wait for room; return what to fetch, or None if there is no more."""

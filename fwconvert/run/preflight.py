@@ -23,7 +23,7 @@ from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.prefetch import Origin
 from fwconvert.sources import footers
 from fwconvert.sources.catalog import LOCAL
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.folder import RunFolder
 
 # If the first does not fit, so many in all, from everywhere, before the command is blamed.
@@ -86,7 +86,7 @@ def refuse_other_folder(recipe: Recipe, origin: Origin, root: Path, folder: RunF
     """
     files, left = recipe.source.files, []
     for file in files:
-        if not folder.receipt(names.job_key(file.path)).is_file():
+        if not folder.receipt(layout.job_key(file.path)).is_file():
             if origin.place(file).exists():
                 return
             left.append(file.path)

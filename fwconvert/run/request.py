@@ -1,13 +1,13 @@
 """From what a user asks for, by names and flags, to a recipe and the folder of its files."""
 
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from fwconvert import formats, records, where
-from fwconvert import where as expression
+from fwconvert import formats, records
+from fwconvert import where as expressions
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
 from fwconvert.recipes import (
@@ -24,7 +24,7 @@ from fwconvert.recipes import (
     check_rules,
 )
 from fwconvert.sources import catalog, demo
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000
@@ -32,43 +32,62 @@ NAME = "edu_fineweb"
 
 Compression = Literal["none", "zstd"]
 
-T = TypeVar("T")
 
+def recipe(  # noqa: PLR0913  # every choice is one of its own
+    *,
+    version: str | None = None,
+    source: str | os.PathLike[str] | None = None,
+    tokenizer: str = "gpt2",
+    format: FormatName = "llmc",  # noqa: A002  # as the flag is called
+    eot: EotSide | None = None,
+    text_column: str = "text",
+    shard_tokens: int | None = None,
+    val_tokens: int | None = None,
+    layout: Layout | None = None,
+    last: Last | None = None,
+    compress: Compression | None = None,
+    name: str | None = None,
+    min_score: float | None = None,
+    min_int_score: int | None = None,
+    where: str | None = None,
+    limit_documents: int | None = None,
+    limit_tokens: int | None = None,
+) -> Recipe:
+    """Return the recipe of a published version, or of the parquet files that `source` names.
 
-@dataclass(frozen=True)
-class Request:
-    """What a user asks for. None: the default, which may depend on the rest."""
-
-    version: str | None = None
-    source: str | None = None
-    tokenizer: str = "gpt2"
-    format: FormatName = "llmc"
-    eot: EotSide | None = None
-    text_column: str = "text"
-    shard_tokens: int | None = None
-    val_tokens: int | None = None
-    layout: Layout | None = None
-    last: Last | None = None
-    compress: Compression | None = None
-    name: str | None = None
-    min_score: float | None = None
-    min_int_score: int | None = None
-    where: str | None = None
-    limit_documents: int | None = None
-    limit_tokens: int | None = None
-
-
-def resolve(request: Request) -> Recipe:
-    """Return the recipe; it remembers where its files are if they are on this machine."""
-    records.check(request)
-    manifest, root = _sources(request)
-    return Recipe(manifest, _rules(request, manifest)).at(root)
-
-
-def make_recipe(**choices: Any) -> Recipe:
-    """Return `resolve(Request(...))`: the short way for Python programs."""
-    paths = {name: str(path) for name, path in choices.items() if isinstance(path, Path)}
-    return resolve(Request(**{**choices, **paths}))
+    The choices are the flags of the command line, and mean the same. None is the
+    default, which may depend on the other choices. The recipe remembers where its
+    files are if they are on this machine. Raises UsageError for what cannot be
+    carried out; writes nothing but the demo's files, in their cache.
+    """
+    given = dict(locals())  # Nothing else is known yet.
+    records.check_values(given, get_type_hints(recipe))
+    manifest, root = _sources(version, None if source is None else os.fspath(source))
+    spec, kind = registry.find(tokenizer), formats.find(format)
+    usual = shape(kind, demo=version == "demo")
+    size = usual["shard_tokens"] if shard_tokens is None else shard_tokens
+    a_shard = size or (DEMO_SHARD_TOKENS if version == "demo" else SHARD_TOKENS)
+    rules = Rules(
+        **registry.as_rules(spec),
+        eot=eot or kind.eot,
+        text_column=text_column,
+        shard_tokens=size,
+        val_tokens=a_shard if val_tokens is None else val_tokens,
+        layout=layout or usual["layout"],
+        format=format,
+        name=usual["name"] if name is None else name,
+        block_digits=1,
+        last=last or usual["last"],
+        compress=compression(compress),
+        # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
+        min_score=None if min_score is None else float(min_score) + 0.0,
+        min_int_score=min_int_score,
+        where=None if where is None else expressions.text(expressions.parse(where)),
+        limit_documents=limit_documents,
+        limit_tokens=limit_tokens,
+    )
+    digits = block_digits(manifest.files, rules.block_tokens)
+    return Recipe(manifest, check_rules(msgspec.structs.replace(rules, block_digits=digits))).at(root)
 
 
 def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
@@ -93,36 +112,6 @@ def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[
     ]
 
 
-def _rules(request: Request, manifest: SourceManifest) -> Rules:
-    chosen, kind = vocabulary.find(request.tokenizer), formats.find(request.format)
-    default = DEMO_SHARD_TOKENS if request.version == "demo" else SHARD_TOKENS
-    usual = shape(kind, demo=request.version == "demo")
-    shard_tokens = _chosen(request.shard_tokens, usual["shard_tokens"])
-    rules = Rules(
-        tokenizer=request.tokenizer,
-        vocabulary_sha256=chosen.sha256,
-        eot=_chosen(request.eot, kind.eot),
-        token_type=chosen.token_type,
-        text_column=request.text_column,
-        shard_tokens=shard_tokens,
-        val_tokens=_chosen(request.val_tokens, shard_tokens or default),
-        layout=_chosen(request.layout, usual["layout"]),
-        format=kind.name,
-        name=_chosen(request.name, usual["name"]),
-        block_digits=1,
-        last=_chosen(request.last, usual["last"]),
-        compress=method(request.compress),
-        # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
-        min_score=None if request.min_score is None else float(request.min_score) + 0.0,
-        min_int_score=request.min_int_score,
-        where=None if request.where is None else expression.text(where.parse(request.where)),
-        limit_documents=request.limit_documents,
-        limit_tokens=request.limit_tokens,
-    )
-    digits = block_digits(manifest.files, rules.block_tokens)
-    return check_rules(msgspec.structs.replace(rules, block_digits=digits))
-
-
 def shape(kind: Format, *, demo: bool = False) -> dict[str, Any]:
     """Return the rules of a format that nobody has told otherwise."""
     if kind.is_one_stream:  # It has no shards to choose the size, the layout or the names of.
@@ -131,8 +120,8 @@ def shape(kind: Format, *, demo: bool = False) -> dict[str, Any]:
     return {"shard_tokens": size, "layout": "independent", "last": "merge", "name": NAME}
 
 
-def method(compress: Compression | None) -> str | None:
-    """Return what decides the bytes of compressed shards: zstd gives others in other versions."""
+def compression(compress: Compression | None) -> str | None:
+    """Return what decides the bytes of compressed shards: other versions of zstd give other bytes."""
     if compress in (None, "none"):
         return None
     import zstandard  # noqa: PLC0415  # only for those who ask for it
@@ -140,46 +129,41 @@ def method(compress: Compression | None) -> str | None:
     return f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}, level {formats.ZIP_LEVEL}"
 
 
-def _chosen(given: T | None, default: T) -> T:
-    return default if given is None else given
-
-
-def _sources(request: Request) -> tuple[SourceManifest, Path | None]:
-    if request.version is None:
-        if request.source is None:
+def _sources(version: str | None, source: str | None) -> tuple[SourceManifest, Path | None]:
+    """Return the files that are meant, and the folder that their paths start from if they are here."""
+    if version is None:
+        if source is None:
             raise UsageError(
                 message(
-                    "nothing to convert was named",
+                    "there is nothing to convert",
                     "pass --version demo to try it, --version 10B, or --source DIR with parquet files",
                 )
             )
-        return catalog.local(request.source)
-    manifest = catalog.find(request.version)
+        return catalog.local(source)
+    manifest = catalog.find(version)
     if manifest.dataset == "demo":
-        if request.source is not None:
+        if source is not None:
             raise UsageError(
                 message(
-                    "the demo makes the files that it converts, so --source cannot be given with it",
-                    "leave --source out to see the demo, or --version out to convert your files",
-                    source=request.source,
+                    "--source cannot be combined with --version demo, which generates its own files",
+                    "drop --source to see the demo, or --version to convert your files",
+                    source=source,
                 )
             )
         return _demo(manifest)
-    if request.source is None:
+    if source is None:
         if manifest.dataset == catalog.LOCAL:
             raise UsageError(
                 message(
-                    "this manifest lists files that are on no hub",
-                    "say where they are: --source DIR",
-                    manifest=request.version,
+                    "this manifest lists local files, which are not on the hub",
+                    "pass --source DIR, the folder that holds them",
+                    manifest=version,
                 )
             )
         return manifest, None
-    root = Path(request.source).expanduser()
+    root = Path(source).expanduser()
     if not root.is_dir():
-        raise UsageError(
-            message("--source must be a folder when --version names its files", given=request.source)
-        )
+        raise UsageError(message("--source must be a folder when --version is given", source=source))
     return manifest, root
 
 

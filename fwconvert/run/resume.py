@@ -20,7 +20,7 @@ from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.run import credible
 from fwconvert.shards.cutting import joined_shards, last_full
-from fwconvert.store import names, receipts
+from fwconvert.store import layout, receipts
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
 from fwconvert.store.recorded import (
@@ -142,7 +142,7 @@ class _Surveyor:
             made = self._receipt(path, JoinReceipt)
             if made is None:
                 continue
-            taken_is_ours = made.taken is None or names.is_shard(self._rules, made.taken.name)
+            taken_is_ours = made.taken is None or layout.is_shard(self._rules, made.taken.name)
             if not credible.join_can_be(self._recipe, made):
                 self._withdraw(path, f"the receipt {path.name} has numbers that cannot be")
             elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
@@ -166,7 +166,7 @@ class _Surveyor:
 
     def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
         for index, file in enumerate(self._recipe.source.files):
-            path = self._folder.receipt(names.job_key(file.path))
+            path = self._folder.receipt(layout.job_key(file.path))
             made = self._receipt(path, Receipt)
             if made is None:
                 continue
@@ -237,8 +237,8 @@ class _Surveyor:
 
     def _are_ours(self, lines: Iterable[ShardLine]) -> bool:
         return all(
-            names.is_shard(self._rules, line.name)
-            and [beside.name for beside in line.sidecars] == names.sidecars(self._rules, line.name)
+            layout.is_shard(self._rules, line.name)
+            and [beside.name for beside in line.sidecars] == layout.sidecars(self._rules, line.name)
             for line in lines
         )
 

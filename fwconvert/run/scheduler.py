@@ -24,7 +24,7 @@ from typing import Protocol
 
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
 from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
-from fwconvert.run.engine import Engine, Progress
+from fwconvert.run.engines import Engine, Progress
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 JOB_TRIES = 2
@@ -194,7 +194,7 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
             flight.fill()  # Before the look: only this tells whether what landed was the last.
             # Not after every order: of thousands of small ones, looking would be the main cost.
             if not flight.over and time.monotonic() - looked_at >= _LOOK_SECONDS:
-                engine.police()
+                engine.enforce_limits()
                 watcher.tick(engine.progress())
                 looked_at = time.monotonic()
         with suppress(Stopped):  # Too late: all is done.

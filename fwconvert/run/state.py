@@ -15,19 +15,20 @@ import msgspec
 
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped
-from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext
+from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, RunContext, SourceFile
 from fwconvert.limits import NOTHING, Amount
 from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.run.cleanup import Leftovers
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 from fwconvert.run.events import Limit, Observer, Snapshot, StopSwitch
 from fwconvert.run.limiter import Limiter, Rations
 from fwconvert.run.prefetch import Origin, Ready
 from fwconvert.run.resume import Survey
 from fwconvert.shards.cutting import JoinedShard, joined_shards, last_full
-from fwconvert.store import atomic, names, run_manifest
+from fwconvert.store import atomic, layout, run_manifest
 from fwconvert.store import sessions as session
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Absorbed, JoinReceipt, Quarantined, Receipt
 from fwconvert.store.recorded import shard_problem
 
@@ -72,7 +73,7 @@ class Work:
         self.joined = sum(join.shard.tokens for join in self.survey.joins.values())
         self.leftovers = Leftovers(self.folder, self.recipe, self.survey)
         # All names of a run are of one kind, that of its first ones.
-        self._plain_names = names.are_plain(self.recipe.rules, self.survey.shard_names)
+        self._plain_names = layout.are_plain(self.recipe.rules, self.survey.shard_names)
         for index, file in enumerate(self.recipe.source.files):
             if file.path in self.survey.jobs:
                 self.bytes += self._bytes_read(index, self.survey.jobs[file.path])
@@ -95,7 +96,7 @@ class Work:
     def context(self) -> RunContext:
         """What all orders have in common."""
         return RunContext(
-            out=self.folder.path,
+            run=str(self.folder.path),
             recipe_id=self.recipe.recipe_id,
             rules=self.recipe.rules,
             session=self.session.id,
@@ -125,7 +126,8 @@ class Work:
             if file.path not in self.survey.jobs and file.path not in self.given_up:
                 known = self.survey.known_sources.get(file.path)
                 source = msgspec.structs.replace(file, sha256=file.sha256 or known)
-                yield ConvertOrder(context, source, index, self.origin.place(source))
+                place = SourceFile(str(self.origin.place(source)))
+                yield ConvertOrder(context, source, index, place)
 
     def join_orders(self) -> Iterator[JoinOrder]:
         """Yield an order for each joined shard that is not done. All jobs must be done."""
@@ -134,7 +136,7 @@ class Work:
         for name, shard in shards.items():
             if name in self.survey.joins:
                 continue
-            keys = tuple(names.job_key(files[segment.source].path) for segment in shard.segments)
+            keys = tuple(layout.job_key(files[segment.source].path) for segment in shard.segments)
             spent = self.leftovers.take_spent()
             yield JoinOrder(
                 context, name, shard.split, shard.segments, keys, shard.absorbed, shard.places, spent
@@ -152,7 +154,7 @@ class Work:
         jobs = [self.survey.jobs[file.path] for file in self.sources]
         shards = joined_shards([job.tail.tokens for job in jobs], self.recipe.rules, last_full(jobs))
         plain = self._plain_names
-        return {names.joined_shard(self.recipe, one.split, one.number, plain=plain): one for one in shards}
+        return {layout.joined_shard(self.recipe, one.split, one.number, plain=plain): one for one in shards}
 
     def withdraw_misfits(self) -> None:
         """Withdraw what stands in the way of the join; the jobs that it takes with it are missing then.
@@ -187,7 +189,7 @@ class Work:
         return [join for name, join in joins if wanted.get(name) != (join.segments, join.taken)]
 
     def _lacks_its_tail(self, file: SourceShard) -> bool:
-        key, tail = names.job_key(file.path), self.survey.jobs[file.path].tail
+        key, tail = layout.job_key(file.path), self.survey.jobs[file.path].tail
         return tail.tokens > 0 and not self.folder.tail(key).is_file()
 
     def _prove_absorbed(self, absorbed: Absorbed) -> None:
@@ -249,7 +251,7 @@ class Work:
             self.session_tokens -= receipt.counts.tokens
             self.session_bytes -= self._bytes_read(index, receipt)
         self.survey.known_sources[path] = receipt.source_sha256
-        self._withdraw(self.folder.receipt(names.job_key(path)))
+        self._withdraw(self.folder.receipt(layout.job_key(path)))
         return path
 
     def _withdraw(self, receipt: Path) -> None:
@@ -270,7 +272,7 @@ class Work:
         attempts = self.failures.setdefault(order.key, [])
         attempts.append(failure)
         # A worker that was ended, by whomever, could not remove what it had begun.
-        atomic.sweep(self.folder.temporary, f"{order.key}-")
+        LocalStore(self.folder.path, self.session.id).sweep(order.key)
         # Why it is given up is told in full at the end of the session, and what a lost worker says now.
         is_whole = failure.kind == "lost" and not final
         wrong = failure.message if is_whole else failure.message.partition("\n")[0]
@@ -295,7 +297,8 @@ class Work:
 
     def snapshot(self, running: Sequence[Progress]) -> Snapshot:
         """Return how far the run is."""
-        flying_tokens = sum(progress.tokens for progress in running)
+        # What is joined was counted when it was encoded.
+        flying_tokens = 0 if self._joining else sum(progress.tokens for progress in running)
         measure = self._join_units if self._joining else self._convert_units
         units, units_done, session_units = measure(running)
         return Snapshot(
@@ -338,8 +341,7 @@ class Work:
         self._manifest_at = time.monotonic()
 
     def _convert_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
-        orders = [(p.fraction, p.order) for p in running]
-        flying = sum(part * order.source.bytes for part, order in orders if isinstance(order, ConvertOrder))
+        flying = sum(progress.fraction * progress.size for progress in running)
         tokens = self.tokens + sum(progress.tokens for progress in running)
         return self._bytes_to_read(flying, tokens), self.bytes + flying, self.session_bytes + flying
 
@@ -360,8 +362,7 @@ class Work:
         return min(everything, *(round(read / share) for read, share in shares if share), everything)
 
     def _join_units(self, running: Sequence[Progress]) -> tuple[int, float, float]:
-        orders = [(p.fraction, p.order) for p in running]
-        flying = sum(part * order.tokens for part, order in orders if isinstance(order, JoinOrder))
+        flying = sum(progress.fraction * progress.size for progress in running)
         return self._joining, self.joined + flying, self.session_joined + flying
 
     def _quarantine(self, order: Order, attempts: list[Failure]) -> None:

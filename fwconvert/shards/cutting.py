@@ -1,32 +1,32 @@
-"""Cut a stream of documents into blocks of exact size.
+"""Which token goes where: a job's documents cut into blocks, and the tails of all jobs into token shards.
 
-Pure: no input, no output, no clock. Documents run across block ends and may be
-longer than a block. No token is added or lost: the pieces joined are the
-batches joined.
+Pure: no input, no output, no clock.
 
-The join: cut the tails of all jobs, in source order, into token shards.
+A job cuts its stream of documents into blocks of exact size. Documents run
+across block ends and may be longer than a block. No token is added or lost: the
+pieces joined are the batches joined. What does not fill a block is its tail.
 
-At the end some tokens may be left that do not fill a shard. llm.c refuses a
-shard that is shorter than one step of training, so by default they are added
-to the shard before it; `Rules.last` says so.
+The join cuts the tails of all jobs, in source order, into token shards. At the
+end some tokens may be left that do not fill a shard. llm.c refuses a shard that
+is shorter than one step of training, so by default they are added to the shard
+before it (`Rules.last`).
 
-Which token goes where is a pure function of the tails' lengths, so each joined
-shard can be made alone, in any order, by any worker. A tail may be removed as
-soon as every joined shard that takes from it is done; so joining needs little
-disk beyond the tails themselves.
+Which token goes where is a function of the tails' lengths alone, so each joined
+shard can be made by itself, in any order, by any worker. A tail may be removed
+as soon as every joined shard that takes from it is done; so joining needs
+little disk beyond the tails themselves.
 """
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.recipes import Rules
-from fwconvert.store.names import Split
+from fwconvert.store.layout import Split
 from fwconvert.store.receipts import Absorbed, Receipt, Segment
 
 # The size of a block that never ends.
@@ -68,20 +68,16 @@ def cut(batches: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Piece]:
         while begin < len(batch.tokens):
             end = min(begin + size - filled, len(batch.tokens))
             full = filled + end - begin == size
-            yield _piece(batch, begin, end, position=filled, ends_block=full)
+            first, last = np.searchsorted(batch.starts, (begin, end))
+            yield Piece(
+                tokens=batch.tokens[begin:end],
+                starts=batch.starts[first:last] + (filled - begin),
+                rows=batch.rows[first:last],
+                ends_block=full,
+            )
             begin, filled = end, filled + end - begin
             if full:
                 size, filled = next(remaining), 0
-
-
-def _piece(batch: Batch, begin: int, end: int, *, position: int, ends_block: bool) -> Piece:
-    first, last = np.searchsorted(batch.starts, (begin, end))
-    return Piece(
-        tokens=batch.tokens[begin:end],
-        starts=batch.starts[first:last] + (position - begin),
-        rows=batch.rows[first:last],
-        ends_block=ends_block,
-    )
 
 
 def has_validation(rules: Rules, source_index: int) -> bool:
@@ -128,7 +124,7 @@ def joined_shards(tails: Sequence[int], rules: Rules, full: Absorbed | None = No
     training shard that a job made by itself, if any did: if no joined shard is
     full, the short one is added to it.
 
-    Contiguous: the first shard is for validation if there are tokens enough,
+    Contiguous: the first shard is for validation if there are enough tokens,
     and train shards count from 1, as llm.c has it.
     """
     shards = _cut(tails, rules)
@@ -141,7 +137,9 @@ def joined_shards(tails: Sequence[int], rules: Rules, full: Absorbed | None = No
         return before
     if before and before[-1].split == "train":
         return [*before[:-1], _merged(before[-1], short)]
-    return [*before, replace(short, **_taking(full, short))] if full else shards
+    if full is None:
+        return shards
+    return [*before, replace(short, absorbed=full, segments=_moved(short.segments, full.tokens))]
 
 
 def last_full(jobs: Sequence[Receipt]) -> Absorbed | None:
@@ -153,53 +151,40 @@ def last_full(jobs: Sequence[Receipt]) -> Absorbed | None:
 
 
 def _merged(before: JoinedShard, short: JoinedShard) -> JoinedShard:
-    moved = tuple(_moved(segment, before.tokens) for segment in short.segments)
-    last, first = before.segments[-1], moved[0]
-    if last.source == first.source:  # The cut between the two went through one tail.
-        whole = Segment(last.source, last.first, last.start, last.tokens + first.tokens)
-        return replace(before, segments=(*before.segments[:-1], whole, *moved[1:]))
-    return replace(before, segments=(*before.segments, *moved))
+    first, *rest = _moved(short.segments, before.tokens)
+    *earlier, last = before.segments
+    if last.source != first.source:
+        return replace(before, segments=(*before.segments, first, *rest))
+    # The cut between the two went through one tail.
+    whole = Segment(last.source, last.first, last.start, last.tokens + first.tokens)
+    return replace(before, segments=(*earlier, whole, *rest))
 
 
-def _taking(full: Absorbed, short: JoinedShard) -> dict[str, Any]:
-    segments = tuple(_moved(segment, full.tokens) for segment in short.segments)
-    return {"absorbed": full, "segments": segments}
-
-
-def _moved(segment: Segment, by: int) -> Segment:
-    return Segment(segment.source, segment.first + by, segment.start, segment.tokens)
+def _moved(segments: Iterable[Segment], by: int) -> tuple[Segment, ...]:
+    """Return segments as they are in a shard that has `by` more tokens before them."""
+    return tuple(Segment(one.source, one.first + by, one.start, one.tokens) for one in segments)
 
 
 def _cut(tails: Sequence[int], rules: Rules) -> list[JoinedShard]:
+    """Cut the joined stream of all tails into shards; one walk over the tails, so it takes linear time."""
     total = sum(tails)
     contiguous = rules.layout == "contiguous"
     has_val = contiguous and 0 < rules.val_tokens <= total
     sizes = chain([rules.val_tokens] if has_val else [], repeat(rules.block_tokens))
-    shards: list[JoinedShard] = []
     number = 1 if contiguous and not has_val else 0
-    begin, cursor = 0, _Cursor(tails)
+    shards: list[JoinedShard] = []
+    tail_starts = list(accumulate(tails, initial=0))
+    begin = source = 0
     while begin < total:
         end = min(begin + next(sizes), total)
+        segments, position = [], begin
+        while position < end:
+            while tail_starts[source + 1] <= position:
+                source += 1
+            tokens = min(end, tail_starts[source + 1]) - position
+            segments.append(Segment(source, position - begin, position - tail_starts[source], tokens))
+            position += tokens
         split: Split = "val" if has_val and not shards else "train"
-        shards.append(JoinedShard(split, number, tuple(cursor.take(begin, end))))
+        shards.append(JoinedShard(split, number, tuple(segments)))
         begin, number = end, number + 1
     return shards
-
-
-class _Cursor:
-    """Walks once over the tails, so that cutting all of them takes linear time."""
-
-    def __init__(self, tails: Sequence[int]) -> None:
-        self._starts = list(accumulate(tails, initial=0))
-        self._source = 0
-
-    def take(self, begin: int, end: int) -> Iterator[Segment]:
-        """Yield the segments that hold the tokens from `begin` to `end` of the joined stream."""
-        position = begin
-        while position < end:
-            while self._starts[self._source + 1] <= position:
-                self._source += 1
-            tail_start, tail_end = self._starts[self._source : self._source + 2]
-            tokens = min(end, tail_end) - position
-            yield Segment(self._source, position - begin, position - tail_start, tokens)
-            position += tokens

@@ -1,7 +1,7 @@
-"""What a run's jobs must have given: the token shards that follow from a run manifest's own counts.
+"""What a run's jobs must have made: the token shards that follow from a run manifest's own counts.
 
-Pure arithmetic on a run manifest; whether its lines and the files agree with
-it is for `verify_manifest` and `verify_shard` to tell.
+Pure arithmetic on a run manifest. Whether its lines and the files agree with it
+is checked by `verify_manifest` and `verify_shard`.
 """
 
 from collections import Counter
@@ -13,21 +13,21 @@ from fwconvert import limits
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards import cutting
 from fwconvert.shards.cutting import JoinedShard, joined_shards
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.receipts import Absorbed
 from fwconvert.store.run_manifest import JobLine, RunManifest
 
-# So many token shards more than there are lines may follow from the jobs: those that are yet to be joined.
-# A damaged count cannot fill the memory.
+# How many more token shards than there are lines may follow from the jobs: those yet to be joined. So a
+# damaged count cannot fill the memory.
 MOST_SHARDS = 100_000
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A token shard that the jobs must have given."""
+class ExpectedShard:
+    """A token shard that the jobs must have made."""
 
     name: str
-    split: names.Split
+    split: layout.Split
     tokens: int
     segments: tuple[tuple[int, int], ...]
 
@@ -51,21 +51,28 @@ class Account:
         return {index: lines[source.path] for index, source in sources if source.path in lines}
 
     @cached_property
-    def own(self) -> list[Expected]:
+    def own(self) -> list[ExpectedShard]:
         """The token shards that jobs made by themselves and that are still there, in order."""
         return [shard for shard in self._made if self.absorbed is None or shard.name != self.absorbed.name]
 
     @cached_property
-    def _made(self) -> list[Expected]:
+    def _made(self) -> list[ExpectedShard]:
         if not self._is_credible:
             return []
-        return [shard for index, job in self.jobs.items() for shard in self._own(index, job.tokens)]
+        rules, made = self.manifest.rules, []
+        for index, job in self.jobs.items():
+            for block, size in enumerate(blocks(rules, index, job.tokens)):
+                is_val = block == 0 and cutting.has_validation(rules, index)
+                split: layout.Split = "val" if is_val else "train"
+                name = layout.job_shard(rules, split, index, block, plain=self._plain)
+                made.append(ExpectedShard(name, split, size, ((index, 0),)))
+        return made
 
     @cached_property
-    def joined(self) -> list[Expected]:
+    def joined(self) -> list[ExpectedShard]:
         """The token shards that the join made or has to make, in order; none before all jobs are done."""
         return [
-            Expected(self._joined_name(shard), shard.split, shard.tokens, shard.places)
+            ExpectedShard(self._joined_name(shard), shard.split, shard.tokens, shard.places)
             for shard in self._joined
         ]
 
@@ -89,11 +96,11 @@ class Account:
         return joined_shards(tails, rules, full)
 
     def _joined_name(self, shard: JoinedShard) -> str:
-        return names.joined_shard(self.recipe, shard.split, shard.number, plain=self._plain)
+        return layout.joined_shard(self.recipe, shard.split, shard.number, plain=self._plain)
 
     @cached_property
     def _plain(self) -> bool:
-        return names.are_plain(self.manifest.rules, (line.name for line in self.manifest.shards))
+        return layout.are_plain(self.manifest.rules, (line.name for line in self.manifest.shards))
 
     @cached_property
     def cut_off(self) -> set[int]:
@@ -136,14 +143,14 @@ class Account:
 
     def is_open(self, name: str) -> bool:
         """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
-        if self.is_converted or not names.is_shard(self.manifest.rules, name):
+        if self.is_converted or not layout.is_shard(self.manifest.rules, name):
             return False
         return name.rpartition("_")[0] in self._joined_stems
 
     @cached_property
     def _joined_stems(self) -> set[str]:
-        splits: tuple[names.Split, ...] = ("val", "train")
-        made = (names.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
+        splits: tuple[layout.Split, ...] = ("val", "train")
+        made = (layout.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
         return {name.rpartition("_")[0] for name in made}
 
     @property
@@ -151,14 +158,6 @@ class Account:
         counts = [job.tokens for job in self.jobs.values()]
         shards = sum(counts) // self.manifest.rules.block_tokens
         return min(counts, default=0) >= 0 and shards <= MOST_SHARDS + 2 * len(self.manifest.shards)
-
-    def _own(self, index: int, tokens: int) -> Iterator[Expected]:
-        rules = self.manifest.rules
-        for block, size in enumerate(blocks(rules, index, tokens)):
-            is_val = block == 0 and cutting.has_validation(rules, index)
-            split: names.Split = "val" if is_val else "train"
-            name = names.job_shard(rules, split, index, block, plain=self._plain)
-            yield Expected(name, split, size, ((index, 0),))
 
 
 def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:

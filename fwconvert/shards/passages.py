@@ -35,7 +35,7 @@ class Passage:
 def passages(shards: Iterable[ShardLine], sources: int) -> list[tuple[Passage, ...]]:
     """Return the passages of each source. `shards` stand in the order in which they were cut.
 
-    Raises ManifestError if the segments of a shard cannot be.
+    Raises ManifestError if the segments of a shard are invalid.
     """
     found: list[list[Passage]] = [[] for _ in range(sources)]
     lengths: Counter[int] = Counter()
@@ -55,7 +55,7 @@ def _segments(shard: ShardLine, sources: int) -> Iterator[tuple[int, int, int]]:
     rising = all(one < other for one, other in pairwise(bounds))
     if firsts[:1] != [0] or not rising or not all(0 <= source < sources for source, _ in shard.segments):
         raise ManifestError(
-            message("a token shard has segments that cannot be", file=shard.name, segments=shard.segments)
+            message("a token shard has invalid segments", file=shard.name, segments=shard.segments)
         )
     for (source, first), end in zip(shard.segments, bounds[1:], strict=True):
         yield source, first, end

@@ -1,9 +1,10 @@
 """Token shards and document indexes on disk: their bytes, their writer and their reader.
 
 A token shard is a header, which some formats have, then the tokens and
-nothing else. FORMAT.md describes each byte. This module has the only writer
-and the only reader of both files; verify, show and the tests use the same
-reader.
+nothing else. FORMAT.md describes each byte. A document index is a plain array;
+how wide its entries are follows from the format of the token shard, so it is never
+guessed from a file. Both files are written and opened here alone; headers
+are parsed by `formats`.
 """
 
 import io
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +26,17 @@ from fwconvert.recipes import Rules, TokenType
 from fwconvert.shards import zstd
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
-from fwconvert.store import names
-from fwconvert.store.atomic import Output
+from fwconvert.store import layout
+from fwconvert.store.base import Draft, Store
 
 # A document index entry: where the document starts in the token shard, and its row in the source shard.
 INDEX_TYPE = np.dtype([("start", "<u4"), ("row", "<u4")])
-# Between two signs of life.
-_STEP_BYTES = 2**26
 # The tail of a whole source shard may be longer than 2**32 tokens, and so may a whole stream.
 LONG_INDEX_TYPE = np.dtype([("start", "<u8"), ("row", "<u4")])
+# Written between two calls of `tick`.
+_STEP_BYTES = 2**26
+# Index entries compared at a time: the index of a whole stream may be larger than the memory.
+_STEP_ENTRIES = 2**20
 
 
 def _nothing() -> None:
@@ -45,9 +48,9 @@ def numpy_type(token_type: TokenType) -> np.dtype[Any]:
     return np.dtype("<u2" if token_type == "uint16" else "<u4")  # noqa: S105  # a piece of text, no password
 
 
-def index_type(kind: Format) -> np.dtype[Any]:
+def index_type(shard_format: Format) -> np.dtype[Any]:
     """Return the type of the entries in the document index of a token shard."""
-    return INDEX_TYPE if kind.index_start == "<u4" else LONG_INDEX_TYPE
+    return INDEX_TYPE if shard_format.index_start == "<u4" else LONG_INDEX_TYPE
 
 
 def tail_index_type(rules: Rules) -> np.dtype[Any]:
@@ -55,13 +58,13 @@ def tail_index_type(rules: Rules) -> np.dtype[Any]:
     return LONG_INDEX_TYPE if rules.layout == "contiguous" else INDEX_TYPE
 
 
-def header(token_type: TokenType, tokens: int, kind: Format = LLMC) -> bytes:
-    """Return the header of a token shard of so many tokens."""
-    return kind.header_of(numpy_type(token_type).itemsize, tokens)
+def header(token_type: TokenType, tokens: int, shard_format: Format = LLMC) -> bytes:
+    """Return the header of a token shard with `tokens` tokens."""
+    return shard_format.header_of(numpy_type(token_type).itemsize, tokens)
 
 
 class ShardWriter:
-    """A token shard and its document index under construction, both under temporary names.
+    """A token shard and its document index under construction, both as drafts of a store.
 
     `tokens` is how many the header promises. A block that does not fill keeps
     that header: as a tail it is the beginning of the token shard that it would
@@ -70,14 +73,14 @@ class ShardWriter:
 
     def __init__(
         self,
-        folder: Path,
+        store: Store,
         label: str,
         rules: Rules,
         tokens: int,
         threads: int = 1,
         tick: Callable[[], None] = _nothing,
     ) -> None:
-        self._folder, self._label, self._rules, self._threads = folder, label, rules, threads
+        self._store, self._label, self._rules, self._threads = store, label, rules, threads
         # Called often while there is much to write; may raise to stop.
         self._tick = tick
         self._type = numpy_type(rules.token_type)
@@ -85,11 +88,11 @@ class ShardWriter:
         self.tokens = 0
         self.documents = 0
         with ExitStack() as unfinished:
-            self.body = unfinished.enter_context(Output(folder, label))
-            self.index = unfinished.enter_context(Output(folder, label))
+            self.body = unfinished.enter_context(store.draft(label))
+            self.index = unfinished.enter_context(store.draft(label))
             self.body.write(header(rules.token_type, tokens, rules.kind))
             unfinished.pop_all()
-        self._sidecars: list[Output] = []
+        self._sidecars: list[Draft] = []
         # What is published: the body itself, or the body compressed.
         self.file = self.body
 
@@ -99,8 +102,8 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for output in (self.body, self.file, self.index, *self._sidecars):
-            output.discard()
+        for draft in (self.body, self.file, self.index, *self._sidecars):
+            draft.discard()
 
     def write(self, piece: Piece) -> None:
         """Append a piece of the block."""
@@ -127,63 +130,90 @@ class ShardWriter:
         """
         self.finish()
         if self._rules.compress:
-            self._zip()
-        kind = self._rules.kind
-        if not kind.sidecars:
+            # Only whole shards are compressed, because a frame tells its size first.
+            self.file = self._store.draft(self._label)
+            zstd.zip_file(self.body.path, self.file.write, self._threads, self._tick)
+            self.file.finish()
+            self.body.discard()
+        if not self._rules.kind.sidecars:
             return
-        entries = map_array(self.index.temporary, self._index_type, 0)
+        entries = map_array(self.index.path, self._index_type, 0)
         spans = Spans(entries["start"], firsts, self.tokens)
-        for suffix in kind.sidecars:
-            output = Output(self._folder, self._label)
-            self._sidecars.append(output)
+        for suffix in self._rules.kind.sidecars:
+            draft = self._store.draft(self._label)
+            self._sidecars.append(draft)
             for part in sidecar_parts(suffix, self._rules, spans):
-                output.write(part)
+                draft.write(part)
                 self._tick()
-            output.finish()
+            draft.finish()
 
-    def _zip(self) -> None:
-        """Compress the finished body. Only whole shards are, because a frame tells its size first."""
-        self.file = Output(self._folder, self._label)
-        zstd.zip_file(self.body.temporary, self.file, self._threads, self._tick)
-        self.file.finish()
-        self.body.discard()
-
-    def sidecars(self, shard: str) -> Iterator[tuple[str, Output]]:
+    def sidecars(self, shard: str) -> Iterator[tuple[str, Draft]]:
         """Yield the files that stand beside a complete token shard of that name, with their names."""
-        return zip(names.sidecars(self._rules, shard), self._sidecars, strict=True)
+        return zip(layout.sidecars(self._rules, shard), self._sidecars, strict=True)
 
-    def publish(self, shard: Path, index: Path) -> None:
-        """Give all files their final names."""
+    def publish(self, shard: str, index: str) -> None:
+        """Give all files their names in the store."""
         self.index.publish(index)
         if self._sidecars:  # A tail has none.
-            for name, output in self.sidecars(shard.name):
-                output.publish(shard.with_name(name))
+            for name, draft in self.sidecars(shard):
+                draft.publish(name)
         self.file.publish(shard)
+
+
+class Beginning(NamedTuple):
+    """How a file begins, and how large it is."""
+
+    head: bytes
+    file_bytes: int
+    # The same unless the file is compressed.
+    content_bytes: int
+
+
+def beginning(path: Path, most: int) -> Beginning:
+    """Return the first bytes of what a file holds, `most` of them or all there are, and its size."""
+    with reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if path.suffix != ZIPPED:
+            return Beginning(file.read(most) or b"", size, size)
+    return Beginning(zstd.head(path, most), size, zstd.content_size(path))
+
+
+def token_count(path: Path, token_type: TokenType, shard_format: Format) -> int:
+    """Return how many tokens a token shard has, after its header and its size have been checked."""
+    head, _, size = beginning(path, shard_format.header_bytes)
+    return shard_format.own_contents(path, head, size, numpy_type(token_type).itemsize).tokens
 
 
 def read_tokens(
     path: Path,
     token_type: TokenType,
-    kind: Format = LLMC,
+    shard_format: Format = LLMC,
     tokens: int | None = None,
     tick: Callable[[], None] = _nothing,
 ) -> NDArray[Any]:
     """Map the tokens of a token shard, after its header and its size have been checked.
 
-    If it must have so many `tokens`, one that says otherwise is not unpacked.
-    `tick` is called often while one is, and may raise to stop.
+    A compressed one is unpacked into memory, unless it must have `tokens`
+    tokens and says otherwise. `tick` is called often meanwhile, and may raise
+    to stop.
     """
-    if path.suffix == ZIPPED:
-        there = token_count(path, token_type, kind)
-        if tokens is not None and there != tokens:
-            wrong = "a token shard has another number of tokens than the run manifest says"
-            raise ShardError(message(wrong, file=path, tokens=f"{there:,}", wanted=f"{tokens:,}"))
-        content = _unzipped(path, kind, numpy_type(token_type).itemsize, tick)
-        _check_tokens(path, token_type, kind, content[: kind.header_bytes].tobytes(), len(content))
-        return content[kind.header_bytes :].view(numpy_type(token_type))
-    head, size = _head(path, kind.header_bytes)
-    _check_tokens(path, token_type, kind, head, size)
-    return map_array(path, numpy_type(token_type), kind.header_bytes)
+    there = token_count(path, token_type, shard_format)
+    offset, dtype = shard_format.header_bytes, numpy_type(token_type)
+    if path.suffix != ZIPPED:
+        return map_array(path, dtype, offset)
+    if tokens is not None and there != tokens:
+        wrong = "the number of tokens in a token shard does not match the run manifest"
+        raise ShardError(message(wrong, file=path, tokens=f"{there:,}", tokens_in_manifest=f"{tokens:,}"))
+    state = path.stat()
+    most = min(shard_format.most(dtype.itemsize) * dtype.itemsize + offset, 2**62)
+    content = _unpacked(path, most, tick, state.st_size, state.st_mtime_ns)
+    shard_format.own_contents(path, content[:offset].tobytes(), len(content), dtype.itemsize)
+    return content[offset:].view(dtype)
+
+
+@lru_cache(1)  # Whoever reads a shard in steps unpacks it once.
+def _unpacked(path: Path, most: int, tick: Callable[[], None], *_state: int) -> NDArray[np.uint8]:
+    return zstd.unzip(path, most, tick)
 
 
 @contextmanager
@@ -197,83 +227,70 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
         yield io.BufferedReader(content, zstd.STEP)
 
 
-def token_count(path: Path, token_type: TokenType, kind: Format) -> int:
-    """Return how many tokens a token shard has, after its header and its size have been checked."""
-    if path.suffix == ZIPPED:
-        head, size = zstd.head(path, kind.header_bytes), zstd.content_size(path)
-    else:
-        head, size = _head(path, kind.header_bytes)
-    return _check_tokens(path, token_type, kind, head, size)
-
-
-def _head(path: Path, most: int) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and its size."""
-    with _reading(path) as file:
-        return file.read(most) or b"", os.fstat(file.fileno()).st_size
-
-
-def _unzipped(path: Path, kind: Format, width: int, tick: Callable[[], None]) -> NDArray[np.uint8]:
-    state = path.stat()
-    most = min(kind.most(width) * width + kind.header_bytes, 2**62)
-    return _kept(path, most, tick, state.st_size, state.st_mtime_ns)
-
-
-@lru_cache(1)  # Who reads a shard in steps unpacks it once.
-def _kept(path: Path, most: int, tick: Callable[[], None], *_state: int) -> NDArray[np.uint8]:
-    return zstd.unzip(path, most, tick)
-
-
-def _check_tokens(path: Path, token_type: TokenType, kind: Format, head: bytes, size: int) -> int:
-    """Return how many tokens a file of this size has, or raise ShardError."""
-    width = numpy_type(token_type).itemsize
-    tokens = kind.tokens_told(width, head, size)
-    if tokens is None:
+def read_index(path: Path, shard_format: Format = LLMC, documents: int | None = None) -> NDArray[Any]:
+    """Map the document index of a token shard; one that does not have `documents` entries is refused."""
+    entries = map_array(path, index_type(shard_format), 0)
+    if documents is not None and len(entries) != documents:
         raise ShardError(
             message(
-                f"this is not a token shard of {token_type} in {kind.trainer}'s format",
+                "the size of a document index does not match the run manifest",
+                "see fwconvert verify",
                 file=path,
-                first_bytes=head[:12].hex(" "),
-                wanted=kind.header_of(width, 0)[:8].hex(" ") + " and what follows",
+                entries=f"{len(entries):,}",
+                documents_in_manifest=f"{documents:,}",
             )
         )
-    if kind.header and size != kind.header_bytes + tokens * width:
-        raise ShardError(
-            message(
-                "a token shard has another size than its header says",
-                file=path,
-                tokens_in_header=f"{tokens:,}",
-                bytes=f"{size:,}",
-            )
-        )
-    if (size - kind.header_bytes) % width:
-        raise ShardError(message("a file is cut short", file=path, bytes=f"{size:,}"))
-    return tokens
+    return entries
 
 
-def read_index(path: Path, kind: Format = LLMC) -> NDArray[Any]:
-    """Map the document index of a token shard."""
-    return map_array(path, index_type(kind), 0)
+def check_starts(starts: NDArray[Any], begin: int, end: int, file: object) -> None:
+    """Raise ShardError, which names `file`, unless the starts rise and lie from `begin` to before `end`.
+
+    A hash that fits says only that an index was written so.
+    """
+    if len(starts) and not (begin <= int(starts[0]) and int(starts[-1]) < end):
+        raise misfit(file)
+    if first_fall(starts) >= 0:
+        raise misfit(file)
 
 
-def map_array(path: Path, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
-    """Map a file of `kind` that begins at `offset`; an empty one gives an empty array."""
-    with _reading(path) as file:
+def misfit(file: object) -> ShardError:
+    """Return the error for a document index that cannot be that of its token shard."""
+    return ShardError(
+        message("a document index does not fit its token shard", "see fwconvert verify", file=file)
+    )
+
+
+def first_fall(values: NDArray[Any]) -> int:
+    """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
+    for begin in range(0, len(values), _STEP_ENTRIES):
+        part = values[begin : begin + _STEP_ENTRIES + 1]
+        falls = np.flatnonzero(part[1:] <= part[:-1])
+        if len(falls):
+            return begin + int(falls[0]) + 1
+    return -1
+
+
+def map_array(path: Path, dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
+    """Map a file of `dtype` from `offset` to its end; an empty one gives an empty array."""
+    with reading(path) as file:
         size = os.fstat(file.fileno()).st_size - offset
-        if size < 0 or size % kind.itemsize:
+        if size < 0 or size % dtype.itemsize:
             raise ShardError(message("a file is cut short", file=path, bytes=f"{size + offset:,}"))
         if size == 0:  # An empty file cannot be mapped.
-            return np.empty(0, kind)
-        return np.memmap(file, kind, "r", offset)
+            return np.empty(0, dtype)
+        return np.memmap(file, dtype, "r", offset)
 
 
-def read_array(path: Path, kind: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
-    """Return a copy of so many numbers of `kind` that begin at `offset`, or as many as there are."""
-    with _reading(path) as file:
-        return np.fromfile(file, kind, count, offset=offset)
+def read_array(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+    """Return a copy of `count` numbers of `dtype` from `offset` on, or as many as there are."""
+    with reading(path) as file:
+        return np.fromfile(file, dtype, count, offset=offset)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[io.FileIO]:
+def reading(path: Path) -> Iterator[io.FileIO]:
+    """Open a regular file; whatever fails while it is read becomes a ShardError that names it."""
     try:
         with files.open_to_read(path) as file:
             yield file

@@ -1,8 +1,8 @@
-"""The files beside a token shard that tell a trainer where its documents lie.
+"""The files beside a token shard that tell a trainer where its documents are.
 
 They follow from the document index, the segments and the number of tokens
 alone, so that whoever verifies a run can make them again. A token shard may
-hold millions of documents: they are passed by in steps, never all at once.
+hold millions of documents: they are handled in steps, never all at once.
 """
 
 import struct

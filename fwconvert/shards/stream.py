@@ -6,8 +6,7 @@ memory does not grow with the size of a token shard.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,17 @@ from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.passages import Passage, between, length
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine
 
-# The files that this process has hashed, each with what tells whether it is still the same.
+# The files that this process has hashed, each with what shows whether it is still the same.
 _MOST_HASHED = 4096
 _hashed: dict[tuple[Path, int, int, int], str] = {}
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentStarts:
     """Where documents start in a stream, and their rows in the source."""
 
     starts: NDArray[np.int64]
@@ -37,14 +37,14 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Document:
+class DocumentSpan:
     """One document of a stream: its number in it, from 0, its row, its first token and its end."""
 
     number: int
     row: int
     start: int
     end: int
-    # Otherwise its end is in a token shard that is not made yet, was dropped, or is behind a limit.
+    # Otherwise its end is in a token shard that is not made yet, was dropped, or is past a limit.
     is_whole: bool
 
 
@@ -53,13 +53,13 @@ class StreamReader:
 
     def __init__(
         self,
-        run: Path,
+        store: Store,
         rules: Rules,
         passages: Sequence[Passage],
         eot: int,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder = RunFolder(run)
+        self._store = store
         self._rules = rules
         self._passages = passages
         self.length = length(passages)
@@ -77,16 +77,16 @@ class StreamReader:
             tokens[passage.start - begin : passage.end - begin] = part
         return tokens
 
-    def documents(self, begin: int, end: int) -> Documents:
+    def documents(self, begin: int, end: int) -> DocumentStarts:
         """Return the documents that start from `begin` to `end`."""
         starts, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for passage in between(self._passages, begin, end):
             entries = self._entries(passage)
             starts.append(entries["start"].astype(np.int64) + (passage.start - passage.first))
             rows.append(entries["row"].astype(np.int64))
-        return Documents(np.concatenate(starts), np.concatenate(rows))
+        return DocumentStarts(np.concatenate(starts), np.concatenate(rows))
 
-    def document_at(self, position: int) -> Document:
+    def document_at(self, position: int) -> DocumentSpan:
         """Return the document that has the token at `position`, however many shards it spans."""
         number, found = 0, None
         for passage in between(self._passages, 0, position + 1):
@@ -95,11 +95,11 @@ class StreamReader:
                 found = passage, entries[-1]
             number += len(entries)
         if found is None:
-            raise _misfit(self._passages[0].shard.name)
+            raise shard.misfit(self._passages[0].shard.name)
         passage, entry = found
         return self._document(number - 1, passage, entry)
 
-    def document(self, number: int) -> Document:
+    def document(self, number: int) -> DocumentSpan:
         """Return a document by its number, counted from 0."""
         before = 0
         for passage in self._passages:
@@ -107,19 +107,19 @@ class StreamReader:
             if number < before + len(entries):
                 return self._document(number, passage, entries[number - before])
             before += len(entries)
-        raise _misfit(self._passages[-1].shard.name if self._passages else "manifest.json")
+        raise shard.misfit(self._passages[-1].shard.name if self._passages else "manifest.json")
 
     def place(self, position: int) -> tuple[str, int]:
         """Return the token shard that has a token of the stream, and where."""
         (passage,) = between(self._passages, position, position + 1)
         return passage.shard.name, passage.first
 
-    def _document(self, number: int, passage: Passage, entry: Any) -> Document:
+    def _document(self, number: int, passage: Passage, entry: Any) -> DocumentSpan:
         start = int(entry["start"]) - passage.first + passage.start
         before = start if self._rules.eot == "before" else start - 1
         if before >= 0 and self.tokens(before, before + 1).tolist() != [self.eot]:
-            raise _misfit(passage.shard.name)
-        return Document(number, int(entry["row"]), start, *self._end(start))
+            raise shard.misfit(passage.shard.name)
+        return DocumentSpan(number, int(entry["row"]), start, *self._end(start))
 
     def _end(self, start: int) -> tuple[int, bool]:
         """Return where a document ends, as far as it is there: at the next one, or with the stream."""
@@ -132,81 +132,60 @@ class StreamReader:
         return self.length, True
 
     def _shard(self, line: ShardLine) -> NDArray[Any]:
-        path = self._folder.shard(line.name)
-        _believe(path, line.sha256, self._tick)
+        path = self._proven(layout.shard(line.name), line.sha256)
         tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens, self._tick)
         if len(tokens) != line.tokens:
-            raise _misfit(line.name)
+            raise shard.misfit(line.name)
         return tokens
 
     def _entries(self, passage: Passage) -> NDArray[Any]:
         """Return the index entries of the documents that start in a passage."""
         line, end = passage.shard, passage.first + passage.tokens
-        path = self._folder.shard_index(line.name)
-        _believe(path, line.index_sha256, self._tick)
-        index = shard.read_index(path, self._rules.kind)
-        if len(index) != line.documents:
-            raise _misfit(line.name)
+        path = self._proven(layout.index(line.name), line.index_sha256)
+        index = shard.read_index(path, self._rules.kind, line.documents)
         # Not numpy's search, which would copy all starts.
         starts = index["start"]
         found = np.array(index[bisect_left(starts, passage.first) : bisect_right(starts, end - 1)])
-        inside = found["start"].astype(np.int64)
-        rising = bool(np.all(inside[1:] > inside[:-1]))
-        if len(inside) and not (rising and passage.first <= inside[0] and inside[-1] < end):
-            raise _misfit(line.name)  # A hash that fits says only that it was written so.
+        shard.check_starts(found["start"], passage.first, end, line.name)
         return found
 
-
-def _believe(path: Path, sha256: str, tick: Callable[[], None]) -> None:
-    """Raise ShardError unless the file has this sha256; hashed once while it stays the same."""
-    if not sha256:
-        raise UsageError(
-            message(
-                "a token shard is not made yet, or what would be in it was dropped (--last drop)",
-                "if the run is not finished, run the command that makes it again, to its end",
-                file=path,
+    def _proven(self, name: str, sha256: str) -> Path:
+        """Return where a file lies, after its sha256 was checked: once, while it stays the same file."""
+        address = self._store.address(name)
+        if not sha256:
+            raise UsageError(
+                message(
+                    "a token shard is not made yet, or what would be in it was dropped (--last drop)",
+                    "if the run is not finished, run the command that makes it again, to its end",
+                    file=address,
+                )
             )
-        )
-    with _reading(path):
-        state = path.stat()
-        same = path, state.st_ino, state.st_size, state.st_mtime_ns
-        if same not in _hashed:
-            if len(_hashed) >= _MOST_HASHED:
-                _hashed.clear()
-            _hashed[same] = files.sha256_of(path, lambda _: tick())
-        found = _hashed[same]
-    if found != sha256:
-        raise ShardError(
-            message(
-                "a file of the run is damaged: its sha256 is not the one in the run manifest",
-                "run the command that made the run again: it makes the file again",
-                file=path,
-                wanted=sha256,
-                found=found,
+        try:
+            path = self._store.local(name)
+            state = files.state_of(path)
+            same = path, state.st_ino, state.st_size, state.st_mtime_ns
+            if same not in _hashed:
+                if len(_hashed) >= _MOST_HASHED:
+                    _hashed.clear()
+                _hashed[same] = files.sha256_of(path, lambda _: self._tick())
+            found = _hashed[same]
+        except OSError as error:
+            raise ShardError(
+                message(
+                    "a file of the run cannot be read",
+                    "run the command that made the run again: it makes what is missing",
+                    file=address,
+                    reason=error.strerror,
+                )
+            ) from error
+        if found != sha256:
+            raise ShardError(
+                message(
+                    "a file of the run is damaged: its sha256 is not the one in the run manifest",
+                    "run the command that made the run again: it makes the file again",
+                    file=address,
+                    expected=sha256,
+                    found=found,
+                )
             )
-        )
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _unreadable(path, error.strerror) from error
-
-
-def _unreadable(path: Path, reason: str | None) -> ShardError:
-    return ShardError(
-        message(
-            "a file of the run cannot be read",
-            "run the command that made the run again: it makes what is missing",
-            file=path,
-            reason=reason,
-        )
-    )
-
-
-def _misfit(name: str) -> ShardError:
-    return ShardError(
-        message("a document index does not fit its token shard", "see fwconvert verify", file=name)
-    )
+        return path

@@ -1,10 +1,10 @@
 """Token shards as one zstd frame each, for shards that are shipped rather than mapped.
 
-A frame tells the size of its content and carries a checksum of it. What it
-tells is held against everything else that is known before any of it is
-unpacked: 200 KB of zeros may become 7 GB. zstd's
-output depends on its version and its level, so both are part of the recipe;
-it does not depend on the number of threads, as long as there is one.
+A frame declares the size of its content and carries a checksum of it. What it
+declares is compared with everything else that is known before any of it is
+unpacked: 200 KB of zeros may become 7 GB. zstd's output depends on its version
+and its level, so both are part of the recipe; it does not depend on the number
+of threads, as long as there is one.
 """
 
 import io
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
-from fwconvert.store.atomic import Output
 
 STEP = 4 * 2**20
 # So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.
@@ -32,12 +31,12 @@ _MOST_RATIO = 100
 # Nothing is packed tighter than zeros.
 _ZEROS_RATIO = 2**16
 # How much of the content a reader has to remember: no more than `zstd` itself allows. Ours have 2 MB, and
-# where several are read side by side, nobody may ask for much more.
+# where several are read side by side, none may ask for much more.
 _MOST_WINDOW = 2**27
 OWN_WINDOW = 2**23
 _HEADER_BYTES = 18
 _CUT_SHORT = "it is cut short"
-_NO_MEMORY = "there is no memory for what it says that it holds"
+_NO_MEMORY = "there is not enough memory for the size it declares"
 
 
 def _nothing() -> None:
@@ -54,17 +53,19 @@ def _decompressor(window: int) -> Any:
     return _zstandard().ZstdDecompressor(max_window_size=window)
 
 
-def zip_file(path: Path, output: Output, threads: int, tick: Callable[[], None] = _nothing) -> None:
-    """Write the content of a file into `output` as one frame. `tick` is called often, and may raise."""
+def zip_file(
+    path: Path, write: Callable[[bytes], None], threads: int, tick: Callable[[], None] = _nothing
+) -> None:
+    """Hand the content of a file, as one frame, to `write`. `tick` is called often, and may raise."""
     size = files.state_of(path).st_size
     # No threads at all would give other bytes than one or more.
     compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
     frame = compressor.compressobj(size=size)
     with files.open_to_read(path) as file:
         while part := file.read(STEP):
-            output.write(frame.compress(part))
+            write(frame.compress(part))
             tick()
-    output.write(frame.flush())
+    write(frame.flush())
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def unzipping(path: Path, window: int = _MOST_WINDOW) -> Iterator[Any]:
 
 
 def head(path: Path, most: int) -> bytes:
-    """Return the first bytes of the content of a frame, so many or as many as there are."""
+    """Return the first `most` bytes of the content of a frame, or all there are."""
     with unzipping(path) as content:
         read: bytes = content.read(most)
     if len(read) < min(most, content_size(path)):
@@ -113,7 +114,7 @@ def unpackable_size(path: Path) -> int:
     if size > most:
         raise ShardError(
             message(
-                "a compressed token shard is packed tighter than tokens can be, so it is not unpacked here",
+                "a compressed token shard is packed tighter than tokens can be, so it is not unpacked",
                 "if you trust it, unpack it where it is (zstd -d): a plain file is preferred",
                 file=path,
                 content=f"{size:,} bytes",
@@ -124,16 +125,16 @@ def unpackable_size(path: Path) -> int:
 
 
 def unzip(path: Path, most: int, tick: Callable[[], None] = _nothing) -> NDArray[np.uint8]:
-    """Return the whole content of a frame of at most so many bytes."""
+    """Return the whole content of a frame; one of more than `most` bytes is refused."""
     size = unpackable_size(path)
     if size > most:
-        raise _broken(path, f"its content has {size:,} bytes, and {most:,} are the most")
+        raise _broken(path, f"its content has {size:,} bytes, more than the {most:,} allowed")
     try:
         content, done = np.empty(size, np.uint8), 0
         for part in _parts(path):
             tick()
             if done + len(part) > size:
-                raise _broken(path, f"its content has more than the {size:,} bytes that it tells")
+                raise _broken(path, f"its content has more than the {size:,} bytes that it declares")
             content[done : done + len(part)] = np.frombuffer(part, np.uint8)
             done += len(part)
     except MemoryError as error:

@@ -28,13 +28,13 @@ from fwconvert.where import (
     Column,
     Constant,
     IsNull,
-    Kind,
-    KindError,
     Logic,
     Negative,
     Node,
     Not,
+    TypeMismatch,
     Value,
+    ValueType,
 )
 
 # An Arrow array or scalar; pyarrow has no types to check.
@@ -70,8 +70,8 @@ class Sieve:
             if schema.names.count(name) != 1:
                 raise ColumnError(_unfit("a source file has no such column", self, path, schema, name))
         try:
-            where.kind(self.node, lambda name: _kind(schema.field(name).type), top=True)
-        except KindError as error:
+            where.value_type(self.node, lambda name: _value_type(schema.field(name).type), top=True)
+        except TypeMismatch as error:
             wrong = f"a source file has columns of other kinds than the filter asks for: {error}"
             raise ColumnError(_unfit(wrong, self, path, schema)) from None
 
@@ -112,18 +112,18 @@ def _unfit(wrong: str, sieve: Sieve, path: Path, schema: pa.Schema, missing: str
     )
 
 
-def _kind(column: pa.DataType) -> Kind:
+def _value_type(column: pa.DataType) -> ValueType:
     if pa.types.is_dictionary(column):
         column = column.value_type
     if pa.types.is_integer(column) or pa.types.is_floating(column):
         return "number"
-    if any(is_kind(column) for is_kind in _TEXTS):
+    if any(is_type(column) for is_type in _TEXTS):
         return "text"
     if pa.types.is_boolean(column):
         return "truth"
     if pa.types.is_null(column):
         return "any"
-    raise KindError(f"a column is neither number, text nor truth, but {column}")
+    raise TypeMismatch(f"a column is neither number, text nor truth, but {column}")
 
 
 def _plain(column: Values) -> Values:
@@ -134,7 +134,7 @@ def _plain(column: Values) -> Values:
         return column.cast(pa.int64())
     if pa.types.is_floating(column.type):
         return column.cast(pa.float64())
-    if any(is_kind(column.type) for is_kind in _TEXTS):
+    if any(is_type(column.type) for is_type in _TEXTS):
         if not pa.types.is_string(column.type):
             column = column.cast(pa.large_string())
         column.validate(full=True)  # Parquet's own reader believes whatever calls itself a string.

@@ -1,5 +1,6 @@
 """Pin a dataset: list its files with sizes and sha256, so that a run is about these bytes and no others."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,28 +22,45 @@ _MOST_SECONDS = 10 * _PATIENCE_SECONDS
 
 
 def pin(
-    origin: str, path: str, revision: str, tell: Callable[[str], None], stop: threading.Event
+    source: str | os.PathLike[str],
+    path: str = "",
+    *,
+    revision: str = "",
+    output: str | os.PathLike[str] | None = None,
+    notice: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> SourceManifest:
-    """Return the manifest of a folder on this machine, or of a dataset on the hub."""
-    if Path(origin).expanduser().is_dir():
+    """Return the source manifest of a folder on this machine, or of a dataset on the hub (owner/name).
+
+    `path` is a folder of the dataset, `revision` a branch, tag or commit. With
+    `output` the manifest is written to that file, for `recipe(version=...)`;
+    whether that can be is checked before all the work.
+    """
+    given = os.fspath(source)
+    if output is not None:
+        _check_output(Path(output))
+    notice, stop = notice or (lambda _: None), stop or threading.Event()
+    if Path(given).expanduser().is_dir():
         if path or revision:
-            raise UsageError(
-                message("a folder on this machine has no revision and no PATH inside", folder=origin)
-            )
-        return _pin_local(origin, tell, stop)
-    if origin.count("/") != 1 or not is_dataset(origin):
+            raise UsageError(message("a local folder has neither PATH nor --revision", folder=given))
+        pinned = _pin_local(given, notice, stop)
+    elif given.count("/") == 1 and is_dataset(given):
+        patience = Patience(_PATIENCE_SECONDS, stop, notice, most=_MOST_SECONDS)
+        pinned = _pin_hub(given, path.strip("/"), revision or "main", patience)
+    else:
         raise UsageError(
             message(
                 "this is neither a folder here nor a dataset on the hub",
                 "name a folder that exists, or a dataset as owner/name",
-                given=origin,
+                given=given,
             )
         )
-    patience = Patience(_PATIENCE_SECONDS, stop, tell, most=_MOST_SECONDS)
-    return _pin_hub(origin, path.strip("/"), revision or "main", patience)
+    if output is not None:
+        write(pinned, Path(output))
+    return pinned
 
 
-def check_output(path: Path) -> None:
+def _check_output(path: Path) -> None:
     """Raise UsageError if a manifest cannot be written there, or something else would be lost by it."""
     if path.exists():
         try:
@@ -59,7 +77,7 @@ def check_output(path: Path) -> None:
 
 def write(manifest: SourceManifest, path: Path) -> None:
     """Write a manifest, which is named by its file; raise ManifestError if nobody would take it."""
-    check_output(path)
+    _check_output(path)
     named = msgspec.structs.replace(manifest, name=path.stem)
     named.check()
     atomic.replace(path.absolute(), records.lines(records.fields(named)))

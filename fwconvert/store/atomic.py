@@ -107,7 +107,7 @@ class File:
             self._set_direct(wanted=True)
         self._wait(_MOST_IN_FLIGHT - 1)
         full, self._block, self._filled = self._block, _take(), 0
-        self._in_flight.append(_writer().submit(self._put_block, full))
+        self._in_flight.append(_writer(os.getpid()).submit(self._put_block, full))
 
     def _wait(self, remaining: int) -> None:
         while len(self._in_flight) > remaining:
@@ -174,7 +174,8 @@ def _take() -> mmap.mmap:
 
 
 @cache
-def _writer() -> ThreadPoolExecutor:
+def _writer(_process: int) -> ThreadPoolExecutor:
+    # One for each process: a forked one has its parent's memory, but not its threads.
     return ThreadPoolExecutor(1, "writer")
 
 

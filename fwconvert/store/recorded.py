@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fwconvert import files, machine, records
 from fwconvert.errors import ManifestError, Stopped, message
 from fwconvert.recipes import Rules
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt, ShardLine
 
@@ -29,7 +29,7 @@ class Recorded(NamedTuple):
 
 def tail_files(folder: RunFolder, made: Receipt) -> Iterator[Recorded]:
     """Yield the files of a job's tail: the tokens first."""
-    key, tail = names.job_key(made.path), made.tail
+    key, tail = layout.job_key(made.path), made.tail
     yield Recorded(folder.tail(key), tail.bytes, tail.sha256)
     yield Recorded(folder.tail_index(key), tail.index_bytes, tail.index_sha256)
 

@@ -17,7 +17,7 @@ from fwconvert import files, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.recipes import Recipe, Rules, SourceShard
 from fwconvert.records import Record
-from fwconvert.store import atomic, names, run_manifest
+from fwconvert.store import atomic, layout, run_manifest
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
 
@@ -114,7 +114,7 @@ def _is_unused(folder: RunFolder, recipe: Recipe) -> bool:
     """Tell whether nothing was made of a recipe yet: no receipt, and no file under the name of an output."""
     if any(True for place in (folder.receipts, folder.joins) for _ in records.names_in(place)):
         return False
-    return not any(names.owner(recipe.rules, entry.name) for entry in folder.path.iterdir())
+    return not any(layout.owner(recipe.rules, entry.name) for entry in folder.path.iterdir())
 
 
 def _owner(folder: RunFolder, wanted: Recipe | None = None) -> SavedPlan | None:
@@ -189,7 +189,7 @@ def _refuse_foreign_shards(folder: RunFolder, recipe: Recipe) -> None:
 
 
 def _is_taken_for_ours(rules: Rules, entry: Path) -> bool:
-    looks_so = names.owner(rules, entry.name) is not None or names.is_served(rules, entry.name)
+    looks_so = layout.owner(rules, entry.name) is not None or layout.is_served(rules, entry.name)
     return looks_so and not entry.is_dir()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fwconvert.formats import ZIPPED
 from fwconvert.recipes import Recipe
-from fwconvert.store import atomic, names
+from fwconvert.store import atomic, layout
 from fwconvert.store.folder import RunFolder
 
 
@@ -30,19 +30,19 @@ class Unlisted:
 def find(folder: RunFolder, recipe: Recipe, shards: Collection[str]) -> Unlisted:
     """Return what carries the names of this run's output, or could be taken for it, beyond `shards`."""
     rules, listed = recipe.rules, frozenset(shards)
-    beside = {name for shard in listed for name in (shard, *names.sidecars(rules, shard))}
+    beside = {name for shard in listed for name in (shard, *layout.sidecars(rules, shard))}
     beside |= {name.removesuffix(ZIPPED) for name in listed}  # Somebody may have unpacked them.
     own, foreign = [], []
     for path in folder.path.iterdir() if folder.path.is_dir() else ():
         if path.name in beside or path.is_dir():
             continue
-        owner = names.owner(rules, path.name)
-        if owner is not None and names.is_own(recipe, owner):
+        owner = layout.owner(rules, path.name)
+        if owner is not None and layout.is_own(recipe, owner):
             own.append(path)
-        elif names.is_served(rules, path.name):
+        elif layout.is_served(rules, path.name):
             foreign.append(path)
     for path in folder.index.iterdir() if folder.index.is_dir() else ():
-        owner = names.index_owner(rules, path.name)
+        owner = layout.index_owner(rules, path.name)
         if owner is not None and owner not in listed:
             own.append(path)
     return Unlisted(tuple(sorted(own)), tuple(sorted(foreign)))

@@ -1,7 +1,7 @@
 """The fast encoder: gigatoken, straight from Arrow's buffers, an order of magnitude sooner than tiktoken.
 
 tiktoken stays the definition of correct. Documents with a character on which
-the two are known to differ (see doubtful) are encoded by the reference; the
+the two are known to differ (see disagreements) are encoded by the reference; the
 worker audits a sample of the rest.
 
 gigatoken 0.10 remembers every word that it meets and never forgets one. So it
@@ -44,7 +44,7 @@ class FastTokenizer:
         self, vocabulary: Vocabulary, table: bytes, threads: int = 1, scratch: Path | None = None
     ) -> None:
         """`scratch` is a folder for a moment's file; None: the one for temporary files."""
-        self.vocabulary = vocabulary
+        self.spec = vocabulary
         self.reference = ReferenceTokenizer(vocabulary, table, threads)
         self._table = table
         self._threads = threads
@@ -73,9 +73,9 @@ class FastTokenizer:
 
     def _encode(self, content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Encoded:
         if len(bounds) == 1:
-            return Encoded(np.empty(0, self.vocabulary.token_type), bounds)
+            return Encoded(np.empty(0, self.spec.token_type), bounds)
         tokens, offsets = _encode(self._engine, content, bounds, parallel=self._threads > 1)
-        return Encoded(tokens.astype(self.vocabulary.token_type), offsets)
+        return Encoded(tokens.astype(self.spec.token_type), offsets)
 
     def _forget_if_large(self, text_seen: int) -> None:
         self._unlooked += text_seen
@@ -91,7 +91,7 @@ class FastTokenizer:
     def _renew(self) -> None:
         self._engine: Any = None  # The old one goes before the new one comes.
         with _file_of(self._table, self._scratch or Path(tempfile.gettempdir())) as path:
-            self._engine = _gigatoken(self.vocabulary, path, self._threads)
+            self._engine = _gigatoken(self.spec, path, self._threads)
         self.made += 1
         self._unlooked = self._read = 0
         self._size = resident_bytes() or 0

@@ -9,7 +9,6 @@ to another process; a worker is told its vocabulary and loads its own.
 import binascii
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.recipes import EotSide
-from fwconvert.tokens.vocabulary import Vocabulary, read_table
+from fwconvert.tokens.spec import TokenizerSpec
+from fwconvert.tokens.vocabulary import Vocabulary
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
 
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
     """Turns texts into tokens and back."""
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def spec(self) -> TokenizerSpec:
         """The ids it speaks."""
 
     def encode(self, texts: pa.Array) -> Encoded:
@@ -69,7 +69,7 @@ class ReferenceTokenizer:
     """tiktoken itself, a document at a time."""
 
     def __init__(self, vocabulary: Vocabulary, table: bytes, threads: int = 1) -> None:
-        self.vocabulary = vocabulary
+        self.spec = vocabulary
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         ranks = parse_ranks(table)
         self._ids = np.array([*ranks.values(), vocabulary.eot])
@@ -87,13 +87,13 @@ class ReferenceTokenizer:
         documents = [np.empty(0, np.uint32)]  # so that the offsets begin with 0
         documents += run(self._encode_one, range(len(texts)), texts.to_pylist())
         return Encoded(
-            np.concatenate(documents, dtype=self.vocabulary.token_type, casting="same_kind"),
+            np.concatenate(documents, dtype=self.spec.token_type, casting="same_kind"),
             np.cumsum([len(tokens) for tokens in documents], dtype=np.int64),
         )
 
     def decode(self, tokens: Tokens) -> bytes:
         """See Tokenizer."""
-        _refuse_unknown(tokens, self._ids, self.vocabulary)
+        _refuse_unknown(tokens, self._ids, self.spec)
         return self._encoding.decode_bytes(tokens.tolist())
 
     def _encode_one(self, index: int, text: str) -> NDArray[np.uint32]:
@@ -112,7 +112,7 @@ class ReferenceTokenizer:
         definition asks for.
         """
         try:
-            pieces = regex.findall(self.vocabulary.pattern, text)
+            pieces = regex.findall(self.spec.pattern, text)
             # Not split again: a piece of a million spaces would stop the engine once more.
             encode = self._encoding._encode_single_piece  # noqa: SLF001
             parts = [np.array(encode(piece), np.uint32) for piece in pieces]
@@ -120,7 +120,7 @@ class ReferenceTokenizer:
             raise SourceError(
                 message(
                     "tiktoken cannot encode a document",
-                    tokenizer=self.vocabulary.name,
+                    tokenizer=self.spec.name,
                     document_in_batch=index,
                     characters=f"{len(text):,}",
                     reason=error,
@@ -132,8 +132,8 @@ class ReferenceTokenizer:
 class BytesTokenizer:
     """A token is one byte of UTF-8: invertible, needs no files, costs a copy."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self.spec = spec
         self._texts = [bytes([byte]) for byte in range(256)] + [EOT_TEXT.encode()]
 
     def encode(self, texts: pa.Array) -> Encoded:
@@ -143,15 +143,8 @@ class BytesTokenizer:
 
     def decode(self, tokens: Tokens) -> bytes:
         """See Tokenizer."""
-        _refuse_unknown(tokens, np.arange(self.vocabulary.size), self.vocabulary)
+        _refuse_unknown(tokens, np.arange(self.spec.size), self.spec)
         return b"".join([self._texts[token] for token in tokens.tolist()])
-
-
-def load(vocabulary: Vocabulary, folder: Path, threads: int = 1) -> Tokenizer:
-    """Return the reference; `folder` is the one that the vocabulary was provided in."""
-    if not vocabulary.table:
-        return BytesTokenizer(vocabulary)
-    return ReferenceTokenizer(vocabulary, read_table(vocabulary, folder), threads)
 
 
 def place_eot(encoded: Encoded, eot: int, side: EotSide) -> Stream:
@@ -203,9 +196,7 @@ def _bounds(texts: pa.Array) -> NDArray[np.int64]:
     return np.frombuffer(texts.buffers()[1], width, len(texts) + 1, first).astype(np.int64)
 
 
-def _refuse_unknown(tokens: Tokens, ids: NDArray[np.int64], vocabulary: Vocabulary) -> None:
+def _refuse_unknown(tokens: Tokens, ids: NDArray[np.int64], spec: TokenizerSpec) -> None:
     unknown = tokens[~np.isin(tokens, ids)]
     if len(unknown):
-        raise ShardError(
-            message("a token is not in the vocabulary", token=unknown[0], tokenizer=vocabulary.name)
-        )
+        raise ShardError(message("a token is not in the vocabulary", token=unknown[0], tokenizer=spec.name))

@@ -10,7 +10,6 @@ reads whatever comes. Workers only read (`read_table`): sixteen of them that
 each download the same table are slow at best, and without a network hopeless.
 """
 
-import difflib
 import hashlib
 import importlib.resources
 import os
@@ -24,8 +23,8 @@ from fwconvert import files
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.hub.retry import Passing
-from fwconvert.recipes import TokenType
 from fwconvert.store import atomic
+from fwconvert.tokens.spec import TokenizerSpec
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
 
@@ -54,24 +53,16 @@ _O200K_PATTERN = (
 )
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """One set of token ids, and what defines it."""
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary(TokenizerSpec):
+    """A tokenizer that is built in."""
 
-    # As the user says it.
-    name: str
+    built_in: bool = True
     # The rank table's name; empty for `bytes`, which needs none.
     table: str
-    sha256: str
-    # Every id is below it; not every number below it is an id.
-    size: int
-    eot: int
     pattern: str
-
-    @property
-    def token_type(self) -> TokenType:
-        """The smallest type that holds every id."""
-        return "uint16" if self.size <= 2**16 else "uint32"
+    # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
+    text_bytes_per_token: float
 
     @property
     def url(self) -> str:
@@ -84,33 +75,47 @@ _P50K_SHA256 = "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069
 _CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
+
+def _tiktoken(name: str, table: str, sha256: str, ids: tuple[int, int], how: tuple[str, float]) -> Vocabulary:
+    """Return a vocabulary of tiktoken: its size and EOT, its pattern and its bytes of text for each token."""
+    return Vocabulary(
+        kind="tiktoken",
+        name=name,
+        table=table,
+        sha256=sha256,
+        size=ids[0],
+        eot=ids[1],
+        pattern=how[0],
+        text_bytes_per_token=how[1],
+    )
+
+
 VOCABULARIES = {
     vocabulary.name: vocabulary
     for vocabulary in (
         # tiktoken makes gpt2 from two older files. Its ids are those of r50k_base: a test derives both files.
-        Vocabulary("gpt2", "r50k_base", _R50K_SHA256, 50257, 50256, _R50K_PATTERN),
-        Vocabulary("r50k_base", "r50k_base", _R50K_SHA256, 50257, 50256, _R50K_PATTERN),
-        Vocabulary("p50k_base", "p50k_base", _P50K_SHA256, 50281, 50256, _R50K_PATTERN),
-        Vocabulary("cl100k_base", "cl100k_base", _CL100K_SHA256, 100277, 100257, _CL100K_PATTERN),
-        Vocabulary("o200k_base", "o200k_base", _O200K_SHA256, 200019, 199999, _O200K_PATTERN),
-        Vocabulary("bytes", "", hashlib.sha256(BYTES_DEFINITION).hexdigest(), 257, 256, ""),
+        _tiktoken("gpt2", "r50k_base", _R50K_SHA256, (50257, 50256), (_R50K_PATTERN, 4.63)),
+        _tiktoken("r50k_base", "r50k_base", _R50K_SHA256, (50257, 50256), (_R50K_PATTERN, 4.63)),
+        _tiktoken("p50k_base", "p50k_base", _P50K_SHA256, (50281, 50256), (_R50K_PATTERN, 4.63)),
+        _tiktoken("cl100k_base", "cl100k_base", _CL100K_SHA256, (100277, 100257), (_CL100K_PATTERN, 4.7)),
+        _tiktoken("o200k_base", "o200k_base", _O200K_SHA256, (200019, 199999), (_O200K_PATTERN, 4.75)),
+        Vocabulary(
+            kind="bytes",
+            name="bytes",
+            table="",
+            sha256=hashlib.sha256(BYTES_DEFINITION).hexdigest(),
+            size=257,
+            eot=256,
+            pattern="",
+            text_bytes_per_token=1.0,
+        ),
     )
 }
 
 
 def find(name: str) -> Vocabulary:
-    """Return the vocabulary that `name` means, or raise UsageError with the names that exist."""
-    if name in VOCABULARIES:
-        return VOCABULARIES[name]
-    near = difflib.get_close_matches(name.lower(), VOCABULARIES, n=1)
-    raise UsageError(
-        message(
-            "there is no such tokenizer",
-            f"did you mean {near[0]}?" if near else "choose one of the known names",
-            given=repr(name),
-            known=", ".join(VOCABULARIES),
-        )
-    )
+    """Return the built-in vocabulary of this name, or raise KeyError; elsewhere, ask the registry."""
+    return VOCABULARIES[name]
 
 
 def provide(vocabulary: Vocabulary, folder: Path) -> None:
@@ -139,6 +144,16 @@ def read_table(vocabulary: Vocabulary, folder: Path) -> bytes:
     if _sha256(table) != vocabulary.sha256:
         raise ManifestError(_wrong_table(vocabulary, where, _sha256(table)))
     return table
+
+
+def copy(vocabulary: Vocabulary, folder: Path, target: Path) -> None:
+    """Copy a rank table that was provided in one folder to another, if it is there and right."""
+    if _is_built_in(vocabulary) or _is_provided(vocabulary, target):
+        return
+    with suppress(ManifestError):
+        table = read_table(vocabulary, folder)
+        atomic.make_folder(target)
+        atomic.replace(_provided(vocabulary, target), table)
 
 
 def provided_name(vocabulary: Vocabulary) -> str:

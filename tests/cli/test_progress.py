@@ -24,7 +24,7 @@ import fwconvert
 from fwconvert.cli import progress
 from fwconvert.cli.progress import PlainProgress, TerminalProgress
 from fwconvert.run.convert import SilentObserver
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 
 if sys.platform != "win32":
     import fcntl

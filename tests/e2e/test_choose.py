@@ -4,9 +4,9 @@ import json
 import os
 import random
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import corpus
 import hub_runs
@@ -18,50 +18,20 @@ import pytest
 import runner
 from hub_server import HubServer
 
+import fwconvert
 from fwconvert import cli
 from fwconvert.inspection.verify import verify
-from fwconvert.job import worker
-from fwconvert.job.orders import Order, Outcome
 from fwconvert.recipes import Layout
-from fwconvert.run import convert
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines.executor import ExecutorEngine
 
 Row = dict[str, Any]
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
 
 
-class ThreadEngine:
-    """Carries out orders in threads: as real as processes for what is written, and many times sooner."""
-
-    def __init__(self, slots: int, *_: object) -> None:
-        self.slots = slots
-
-    def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(self.slots)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def submit(self, order: Order) -> "Future[Outcome]":
-        return self._pool.submit(worker.perform, order)
-
-    def outcome(self, future: "Future[Outcome]") -> Outcome:
-        return future.result()
-
-    def progress(self) -> list[Progress]:
-        return []
-
-    def police(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "LocalEngine", ThreadEngine)
+def quickly(source: Path, out: Path, *, workers: int = 1, **choices: Any) -> fwconvert.Result:
+    """Convert in threads: as real as processes for what is written, and many times sooner."""
+    with ThreadPoolExecutor(workers) as threads:
+        return runner.convert(source, out, engine=ExecutorEngine(threads, workers), **choices)
 
 
 def write_rows(path: Path, chance: random.Random, rows: int) -> None:
@@ -143,7 +113,6 @@ def assert_right(out: Path, wanted: dict[str, str]) -> dict[str, Any]:
     return manifest
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filter_keeps_what_the_naive_writer_keeps(
@@ -151,7 +120,7 @@ def test_a_filter_keeps_what_the_naive_writer_keeps(
 ) -> None:
     choice, keep = FILTERS[name]
     recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 700, "layout": layout, **choice}
-    assert runner.convert(sources, tmp_path / "out", workers=2, **recipe).complete
+    assert quickly(sources, tmp_path / "out", workers=2, **recipe).complete
 
     manifest = assert_right(tmp_path / "out", oracle(sources, tmp_path / "naive", keep, **recipe))
 
@@ -181,7 +150,6 @@ def limits_of(sources: Path) -> list[dict[str, int]]:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", range(18))
 def test_a_limit_ends_the_stream_where_the_naive_writer_ends_it(
     number: int, sources: Path, tmp_path: Path
@@ -201,7 +169,7 @@ def test_a_limit_ends_the_stream_where_the_naive_writer_ends_it(
             **limit,
         }
         out = tmp_path / f"{workers}-{layout}"
-        result = runner.convert(sources, out, workers=workers, **recipe)
+        result = quickly(sources, out, workers=workers, **recipe)
         assert result.complete
         manifest = assert_right(out, oracle(sources, tmp_path / f"naive {out.name}", None, **recipe))
         trees.append(runner.tree(out))
@@ -217,11 +185,10 @@ def test_the_number_of_limits_is_that_of_the_tests(sources: Path) -> None:
     assert len(limits_of(sources)) == 18
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("seed", range(40))
 def test_filters_and_limits_together_at_random(seed: int, sources: Path, tmp_path: Path) -> None:
     recipe, keep = chosen_at_random(seed)
-    assert runner.convert(sources, tmp_path / "out", workers=seed % 3 + 1, **recipe).complete
+    assert quickly(sources, tmp_path / "out", workers=seed % 3 + 1, **recipe).complete
     assert_right(tmp_path / "out", oracle(sources, tmp_path / "naive", keep, **recipe))
 
 
@@ -254,12 +221,11 @@ def test_workers_and_threads_change_no_byte(seed: int, sources: Path, tmp_path: 
     assert trees[0] == trees[1] == trees[2]
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_limit_beyond_everything_changes_no_shard(layout: Layout, sources: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 500, "layout": layout}
-    runner.convert(sources, tmp_path / "all", **recipe)
-    runner.convert(sources, tmp_path / "limited", limit_tokens=10**9, limit_documents=10**9, **recipe)
+    quickly(sources, tmp_path / "all", **recipe)
+    quickly(sources, tmp_path / "limited", limit_tokens=10**9, limit_documents=10**9, **recipe)
 
     assert runner.shards(tmp_path / "all") == runner.shards(tmp_path / "limited")
 
@@ -271,7 +237,6 @@ def misleading(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("limit_tokens", [100_000, 300_000, 500_000])
 def test_a_source_that_gives_more_than_was_expected_costs_time_and_no_byte(
@@ -284,12 +249,12 @@ def test_a_source_that_gives_more_than_was_expected_costs_time_and_no_byte(
         "layout": layout,
         "limit_tokens": limit_tokens,
     }
-    result = runner.convert(sources, tmp_path / "out", workers=4, notices=notices, **recipe)
+    result = quickly(sources, tmp_path / "out", workers=4, notices=notices, **recipe)
 
     assert result.complete
     assert notices.mention("on trial")
     assert_right(tmp_path / "out", oracle(sources, tmp_path / "naive", None, **recipe))
-    again = runner.convert(sources, tmp_path / "out", workers=1, **recipe)
+    again = quickly(sources, tmp_path / "out", workers=1, **recipe)
     assert again.untouched
 
 
@@ -321,14 +286,13 @@ def test_killed_and_run_again_the_bytes_are_the_same(layout: Layout, tmp_path: P
         assert verify(out).problems == ()
 
 
-@pytest.mark.usefixtures("quick")
 def test_what_was_converted_on_trial_when_the_session_was_cut_off_is_withdrawn(tmp_path: Path) -> None:
     sources = corpus.equal_sources(tmp_path / "sources", files=4, rows=50)
     recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
-    size = runner.convert(sources, tmp_path / "all", **recipe).headline.tokens // 4
+    size = quickly(sources, tmp_path / "all", **recipe).headline.tokens // 4
     recipe["limit_tokens"] = size * 2 + size // 2
     out = tmp_path / "out"
-    runner.convert(sources, out, **recipe)
+    quickly(sources, out, **recipe)
     wanted = runner.tree(out)
     assert [path.name[:2] for path in sorted((out / runner.PRIVATE / "receipts").iterdir())] == [
         "00",
@@ -337,7 +301,7 @@ def test_what_was_converted_on_trial_when_the_session_was_cut_off_is_withdrawn(t
     ]
     # As if 00 were never done, and 03 had been converted whole, on trial: its receipt and files are there.
     large = {**recipe, "limit_tokens": size * 5}
-    runner.convert(sources, tmp_path / "large", **large)
+    quickly(sources, tmp_path / "large", **large)
     recipe_id = json.loads((out / "manifest.json").read_text())["recipe_id"]
     forged = forged_receipt(tmp_path / "large", "03", recipe_id)
     (out / runner.PRIVATE / "receipts" / forged[0]).write_bytes(forged[1])
@@ -347,7 +311,7 @@ def test_what_was_converted_on_trial_when_the_session_was_cut_off_is_withdrawn(t
     (out / "manifest.json").unlink()
 
     notices = runner.Notices()
-    assert runner.convert(sources, out, notices=notices, **recipe).complete
+    assert quickly(sources, out, notices=notices, **recipe).complete
     assert notices.mention("03.parquet lies behind the limit") or notices.mention("03.parquet will be")
     assert runner.tree(out) == wanted
     assert verify(out).problems == ()
@@ -400,22 +364,21 @@ def test_a_damaged_source_behind_the_limit_is_not_even_looked_at(tmp_path: Path)
     assert runner.run(sources, tmp_path / "out", **recipe).stdout.startswith("all is done already")
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_lost_shard_of_a_limited_run_is_made_again(sources: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 300, "limit_documents": 130}
-    runner.convert(sources, tmp_path, **recipe)
+    quickly(sources, tmp_path, **recipe)
     wanted = runner.tree(tmp_path)
     for name in wanted:
         if name.endswith(".bin"):
             (tmp_path / name).unlink()
-            assert runner.convert(sources, tmp_path, **recipe).complete
+            assert quickly(sources, tmp_path, **recipe).complete
             assert runner.tree(tmp_path) == wanted
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--where", "score >"], "cannot be understood"),
+        (["--where", "score >"], "invalid --where"),
         (["--where", "__import__('os').system('x')"], "no such function"),
         (["--where", "9**9**9 > score"], "^^^^^^^"),
         (["--where", "1 < 2"], "names no column"),

@@ -186,7 +186,7 @@ def test_a_script_without_a_main_guard_converts_and_nothing_is_printed(sources: 
     script.write_text(
         "import fwconvert\n"
         f"source = {str(sources)!r}\n"
-        "recipe = fwconvert.make_recipe(source=source, tokenizer='gpt2', shard_tokens=1000)\n"
+        "recipe = fwconvert.recipe(source=source, tokenizer='gpt2', shard_tokens=1000)\n"
         "assert fwconvert.convert(recipe, 'out', fwconvert.Options(workers=2)).complete\n"
     )
     surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}
@@ -204,7 +204,7 @@ def test_an_interactive_caller_converts_too(tmp_path: Path) -> None:
     sources = corpus.tiny(tmp_path / "sources")
     program = (
         "import fwconvert, pathlib;"
-        "recipe = fwconvert.make_recipe(source='sources', tokenizer='bytes', shard_tokens=7);"
+        "recipe = fwconvert.recipe(source='sources', tokenizer='bytes', shard_tokens=7);"
         "fwconvert.convert(recipe, 'out', fwconvert.Options(workers=1))"
     )
     surroundings = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY)}

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import engines
 import pytest
 import runner
 from runner import PRIVATE, Notices, cut_off, litter, state, tree
-from spoiled_runs import InlineEngine
 
 import fwconvert
 from fwconvert.errors import UsageError
+from fwconvert.run.engines.executor import ExecutorEngine
 from fwconvert.run.events import StopSwitch
 from fwconvert.store.receipts import JoinReceipt
 
@@ -274,12 +275,11 @@ def test_a_damaged_plan_is_no_licence_for_another_recipe(out: Path, golden: Fini
     assert state(out) == before
 
 
-class Slow(InlineEngine):
+class Slow(ExecutorEngine):
     """Has done every order when somebody asks, and tells it of joined shards when it is to stop."""
 
-    slots = 100
-
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
+        super().__init__(engines.AtOnce(), slots=100)
         self.waiting: list[tuple[Future[Any], Any]] = []
 
     def submit(self, order: Any) -> "Future[Any]":
@@ -287,7 +287,7 @@ class Slow(InlineEngine):
         self.waiting.append((future, done))
         return future
 
-    def police(self) -> None:
+    def enforce_limits(self) -> None:
         if not any(isinstance(done, JoinReceipt) for _, done in self.waiting):
             self.stop()
 
@@ -311,14 +311,13 @@ class StopAtTheJoin(Notices):
             self.switch.ask()
 
 
-def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(
-    golden: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fwconvert.run.convert.LocalEngine", Slow)
-    recipe = fwconvert.make_recipe(source=str(golden.sources), **RECIPE)
+def test_a_stop_that_comes_too_late_leaves_a_run_that_is_complete(golden: Finished, tmp_path: Path) -> None:
+    recipe = fwconvert.recipe(source=str(golden.sources), **RECIPE)
     observer = StopAtTheJoin()
 
-    result = fwconvert.convert(recipe, tmp_path / "out", observer=observer, stop=observer.switch)
+    result = fwconvert.convert(
+        recipe, tmp_path / "out", engine=Slow(), observer=observer, stop=observer.switch
+    )
 
     assert observer.switch.asked
     assert (result.complete, result.stopped) == (True, False)

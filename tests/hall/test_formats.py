@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert import formats, records
-from fwconvert.errors import UsageError
-from fwconvert.formats import FormatName
+from fwconvert.errors import ShardError, UsageError
+from fwconvert.formats import Contents, FormatName
 from fwconvert.recipes import Recipe, Rules, check_rules
-from fwconvert.run.request import make_recipe
-from fwconvert.store import names
+from fwconvert.run.request import recipe as make_recipe
+from fwconvert.store import layout
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}
@@ -55,17 +55,33 @@ def test_a_header_tells_its_tokens_and_nothing_else_does(width: int, tokens: int
     found = formats.find(kind)
     head = found.header_of(width, tokens)
 
+    size = len(head) + width * tokens
     assert len(head) == found.header_bytes
-    assert found.tokens_told(width, head, len(head) + width * tokens) == tokens
+    assert found.own_contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
+    assert found.contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
+    assert formats.recognised(head) is (found if head else None)
     if head:
-        assert found.tokens_told(6 - width, head, 0) is None  # of the other type
-        assert found.tokens_told(width, head[:-1], 0) is None
-        assert found.tokens_told(width, bytes(len(head)), 0) is None
+        with pytest.raises(ShardError, match=r"(?s)not a token shard of uint.*a\.bin"):
+            found.own_contents("a.bin", head, size, 6 - width)
+        for other, other_size in ((head[:-1], size), (bytes(len(head)), size), (head, size + 1)):
+            with pytest.raises(ShardError, match=r"a\.bin"):
+                found.contents("a.bin", other, other_size)
 
 
 def test_no_format_is_mistaken_for_another_that_has_a_header() -> None:
-    assert formats.NPY.tokens_told(2, formats.LLMC.header_of(2, 5)[:128], 0) is None
-    assert formats.LLMC.tokens_told(2, formats.NPY.header_of(2, 5).ljust(1024, b"\0"), 0) is None
+    with pytest.raises(ShardError, match="numpy's format"):
+        formats.NPY.contents("a.npy", formats.LLMC.header_of(2, 5)[:128], 138)
+    with pytest.raises(ShardError, match=r"llm\.c's format"):
+        formats.LLMC.contents("a.bin", formats.NPY.header_of(2, 5).ljust(1024, b"\0"), 1034)
+
+
+def test_an_npy_header_of_another_spelling_is_read_but_is_not_that_of_a_run() -> None:
+    spelt = formats.NPY.header_of(2, 5).replace(b"False, ", b"False,  ").replace(b"  \n", b" \n")
+
+    assert len(spelt) == formats.NPY.header_bytes
+    assert formats.NPY.contents("a.npy", spelt, 138) == Contents(5, 2, 128)
+    with pytest.raises(ShardError, match=r"(?s)not a token shard of uint16 in build-nanogpt's format"):
+        formats.NPY.own_contents("a.npy", spelt, 138, 2)
 
 
 def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
@@ -120,20 +136,20 @@ def test_files_are_named_as_their_trainer_wants_them(
 ) -> None:
     rules = rules_of(name)
 
-    assert names.job_shard(rules, "train", 3, 1) == shard
-    assert names.index(shard) == index
-    assert names.sidecars(rules, shard) == beside
-    assert [names.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
-    assert names.index_owner(rules, index) == shard
+    assert layout.job_shard(rules, "train", 3, 1) == shard
+    assert layout.index(shard) == f"index/{index}"
+    assert layout.sidecars(rules, shard) == beside
+    assert [layout.owner(rules, file) for file in (shard, *beside)] == [shard] * (1 + len(beside))
+    assert layout.index_owner(rules, index) == shard
 
 
 def test_one_stream_is_train_bin_and_val_bin() -> None:
     rules = rules_of("raw")
     recipe = Recipe(recipe_with().source, rules)
 
-    assert [names.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
-    assert all(names.is_shard(rules, name) for name in ("train.bin", "val.bin"))
-    assert names.index_owner(rules, "train.docs") == "train.bin"
+    assert [layout.joined_shard(recipe, split, 7) for split in ("train", "val")] == ["train.bin", "val.bin"]
+    assert all(layout.is_shard(rules, name) for name in ("train.bin", "val.bin"))
+    assert layout.index_owner(rules, "train.docs") == "train.bin"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,9 +165,9 @@ def test_one_stream_is_train_bin_and_val_bin() -> None:
 def test_other_names_belong_to_no_shard(name: FormatName, file: str) -> None:
     rules = rules_of(name)
 
-    assert not names.is_shard(rules, file)
-    assert names.owner(rules, file) is None
-    assert names.index_owner(rules, file) is None
+    assert not layout.is_shard(rules, file)
+    assert layout.owner(rules, file) is None
+    assert layout.index_owner(rules, file) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from fwconvert import limits
 from fwconvert.errors import HubError
-from fwconvert.job.orders import ConvertOrder, Failure, RunContext, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, RunContext, SourceFile, Unfetched
 from fwconvert.limits import Amount
 from fwconvert.recipes import Recipe, Rules, SourceShard
 from fwconvert.run.limiter import Allowance, Limiter, Rations
@@ -215,8 +214,8 @@ def test_what_may_still_be_withdrawn_is_not_counted(
 
 
 def order_of(index: int) -> ConvertOrder:
-    context = RunContext(Path("out"), "id", RULES, "session")
-    return ConvertOrder(context, SourceShard(f"{index}.parquet", 1), index, Path(f"{index}.parquet"))
+    context = RunContext("out", "id", RULES, "session")
+    return ConvertOrder(context, SourceShard(f"{index}.parquet", 1), index, SourceFile(f"{index}.parquet"))
 
 
 def handed(item: ConvertOrder | Unfetched | None) -> object:

@@ -54,7 +54,7 @@ def test_a_recipe_of_other_types_is_refused_and_it_is_said_what_is_allowed(
 ) -> None:
     corpus.write(tmp_path / "a.parquet", ["text"])
     with pytest.raises(UsageError) as refused:
-        fwconvert.make_recipe(**{"source": str(tmp_path), "tokenizer": "bytes", **choice})
+        fwconvert.recipe(**{"source": str(tmp_path), "tokenizer": "bytes", **choice})
     assert next(iter(choice)) in str(refused.value)
     assert "allowed" in str(refused.value)
     assert told in str(refused.value)
@@ -67,7 +67,7 @@ def test_a_recipe_that_was_made_by_hand_is_refused_before_anything_is_written(
     rule: dict[str, Any], tmp_path: Path
 ) -> None:
     corpus.write(tmp_path / "source/a.parquet", ["text"])
-    recipe = fwconvert.make_recipe(source=tmp_path / "source", tokenizer="bytes")
+    recipe = fwconvert.recipe(source=tmp_path / "source", tokenizer="bytes")
     wrong = Recipe(recipe.source, msgspec.structs.replace(recipe.rules, **rule))
 
     with pytest.raises(UsageError, match=next(iter(rule))):
@@ -97,21 +97,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("compress", [None, "none"])
 def test_none_is_no_compression(compress: Any, tmp_path: Path) -> None:
     corpus.write(tmp_path / "a.parquet", ["text"])
-    recipe = fwconvert.make_recipe(source=tmp_path, compress=compress)
-    assert recipe == fwconvert.make_recipe(source=str(tmp_path))
+    recipe = fwconvert.recipe(source=tmp_path, compress=compress)
+    assert recipe == fwconvert.recipe(source=str(tmp_path))
     assert recipe.rules.compress is None
 
 
 def test_a_whole_number_is_a_number_and_one_recipe(tmp_path: Path) -> None:
     corpus.write(tmp_path / "a.parquet", ["text"])
-    recipes = [fwconvert.make_recipe(source=tmp_path, min_score=score) for score in (3, 3.0)]
+    recipes = [fwconvert.recipe(source=tmp_path, min_score=score) for score in (3, 3.0)]
     assert recipes[0].recipe_id == recipes[1].recipe_id
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        {"out": "OUT"}, {"out": None}, {"root": "here"}, {"keep_source": "here"},
+        {"keep_source": ""}, {"keep_source": 5}, {"keep_source": b"here"},
         *({name: value} for name in ("workers", "threads", "prefetch", "max_fetches", "worker_memory")
           for value in (0, -1, 1.0, True, "2", math.nan)),
         *({name: value} for name in ("patience", "stall_timeout")
@@ -133,3 +133,8 @@ def test_options_that_cannot_be_are_refused(option: dict[str, Any]) -> None:
 )
 def test_options_that_can_be_are_taken(option: dict[str, Any]) -> None:
     Options(**option)
+
+
+@pytest.mark.parametrize("given", ["here", Path("here")])
+def test_a_folder_is_a_text_or_a_path(given: str | Path) -> None:
+    assert Options(keep_source=given).keep_folder == Path("here")

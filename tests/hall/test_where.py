@@ -16,11 +16,11 @@ from fwconvert.where import (
     Chain,
     Column,
     IsNull,
-    KindError,
     Logic,
     Negative,
     Node,
     Not,
+    TypeMismatch,
     Value,
 )
 
@@ -217,8 +217,10 @@ def test_the_columns_are_told_where_they_stand() -> None:
         ("x + 1 > 2", {"x": "truth"}, "x + 1"),
     ],
 )
-def test_kinds_that_do_not_go_together_are_told(text: str, kinds: dict[str, where.Kind], wrong: str) -> None:
+def test_kinds_that_do_not_go_together_are_told(
+    text: str, kinds: dict[str, where.ValueType], wrong: str
+) -> None:
     found = where.parse(text)
 
-    with pytest.raises(KindError, match=re.escape(wrong)):
-        where.kind(found, lambda name: kinds[name], top=True)
+    with pytest.raises(TypeMismatch, match=re.escape(wrong)):
+        where.value_type(found, lambda name: kinds[name], top=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import FwconvertError, ShardError
 from fwconvert.inspection import show, trace
 from fwconvert.loader import Loader
-from fwconvert.loader.files import Expected, look
+from fwconvert.loader.files import Claims, look
 
 GOOD = "{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }"
 BAD = {
@@ -53,7 +53,7 @@ def npy(folder: Path, header: str, version: int = 1, said: int | None = None) ->
 def test_a_header_that_numpy_would_stumble_over_is_a_shard_error(kind: str, tmp_path: Path) -> None:
     for version in (1, 2, 3):
         with pytest.raises(ShardError, match="a_train_0"):
-            look(npy(tmp_path, BAD[kind], version), Expected())
+            look(npy(tmp_path, BAD[kind], version), Claims())
     with pytest.raises(ShardError, match="a_train_0"):
         Loader(tmp_path, batch=1, seq_len=1)
 
@@ -63,13 +63,13 @@ def test_a_header_of_a_length_or_a_version_that_cannot_be_is_refused(
     version: int, said: int | None, tmp_path: Path
 ) -> None:
     with pytest.raises(ShardError, match="a_train_0"):
-        look(npy(tmp_path, GOOD, version, said), Expected())
+        look(npy(tmp_path, GOOD, version, said), Claims())
 
 
 @pytest.mark.parametrize("header", [GOOD, GOOD.replace(", }", "}"), f"  {GOOD}   \n", GOOD.replace("'", '"')])
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_header_as_others_write_it_is_read(header: str, version: int, tmp_path: Path) -> None:
-    assert look(npy(tmp_path, header, version), Expected()).tokens == 5
+    assert look(npy(tmp_path, header, version), Claims()).tokens == 5
 
 
 @pytest.mark.parametrize("tokens", [-1, 2**31 - 1, 6])

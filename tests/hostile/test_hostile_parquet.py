@@ -27,7 +27,7 @@ from fwconvert.errors import SourceError, UsageError
 from fwconvert.options import Options
 from fwconvert.recipes import SourceManifest, SourceShard, Totals
 from fwconvert.run import estimate
-from fwconvert.run.request import make_recipe
+from fwconvert.run.request import recipe as make_recipe
 from fwconvert.sources import parquet
 from fwconvert.store.receipts import Receipt
 

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import engines
 import pytest
 import runner
-from spoiled_runs import InlineEngine
 
 from fwconvert.errors import FwconvertError
-from fwconvert.job import joining
+from fwconvert.job import tails
 from fwconvert.shards import cutting
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("fwconvert.run.convert.LocalEngine", InlineEngine)
+def sources(tmp_path: Path) -> Path:
     return corpus.equal_sources(tmp_path / "sources", files=2, rows=5)
 
 
@@ -35,7 +34,9 @@ def test_a_source_that_loses_tokens_is_given_up_and_nothing_of_it_published(
     cut = cutting.cut
     monkeypatch.setattr(cutting, "cut", lambda *words: without_the_last(cut(*words)))
 
-    done = runner.convert(sources, tmp_path / "out", tokenizer="bytes", shard_tokens=100)
+    done = runner.convert(
+        sources, tmp_path / "out", engine=engines.inline(), tokenizer="bytes", shard_tokens=100
+    )
 
     assert not done.complete
     assert {job.path for job in done.failed} == {"00.parquet", "01.parquet"}
@@ -46,11 +47,18 @@ def test_a_source_that_loses_tokens_is_given_up_and_nothing_of_it_published(
 def test_a_join_that_loses_tokens_publishes_nothing(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = joining.joined_pieces
+    pieces = tails.joined_pieces
     monkeypatch.setattr("fwconvert.job.worker.joined_pieces", lambda *words: without_the_last(pieces(*words)))
 
     # All is tail: nothing but the join makes a shard.
     with pytest.raises(FwconvertError, match="not as many tokens were written"):
-        runner.convert(sources, tmp_path / "out", tokenizer="bytes", shard_tokens=100_000, val_tokens=0)
+        runner.convert(
+            sources,
+            tmp_path / "out",
+            engine=engines.inline(),
+            tokenizer="bytes",
+            shard_tokens=100_000,
+            val_tokens=0,
+        )
 
     assert list((tmp_path / "out").glob("*.bin")) == []

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert.store import names, receipts, saved_recipe
+from fwconvert.store import layout, receipts, saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import vocabulary
@@ -271,7 +271,7 @@ def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     made = receipts.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
     if what == "tail":
         forged = replace(made, tail=replace(made.tail, bytes=0))
-        replaced(folder.tail(names.job_key(made.path)), planted.pipe, tmp_path)
+        replaced(folder.tail(layout.job_key(made.path)), planted.pipe, tmp_path)
     else:
         forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
         replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)

@@ -241,8 +241,8 @@ def test_the_time_of_a_receipt_elsewhere_is_not_set(work: Work, tmp_path: Path) 
 # What a worker process begins with, and what libraries may print in it.
 WORKER = """
 import os, sys
-from fwconvert.job import process
-process.start([0] * process.BOARD_SIZE, sys.argv[1])
+from fwconvert import processes
+processes.prepare(sys.argv[1])
 os.write(1, b"a word\\n")
 os.write(2, b"another\\n")
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import runner
 
-SCRIPTS = runner.REPOSITORY / "scripts"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runner.REPOSITORY / "scripts/lib")}
 SEEDS = Path(__file__).parent / "seeds"
 TARGETS = sorted(folder.name for folder in SEEDS.iterdir() if folder.is_dir())
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wants a limit o
 def fuzz(*words: object, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
     """Run what scripts/fuzz runs, in the environment of these tests."""
     return subprocess.run(
-        [sys.executable, str(SCRIPTS / "fuzz.py"), *map(str, words)],
+        [sys.executable, "-P", "-m", "fuzz", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=seconds,
         check=False,
         # Whatever a target asks of a hub, it asks of nobody.
-        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_TELEMETRY": "1"},
+        env={**ENVIRONMENT, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_TELEMETRY": "1"},
     )
 
 
@@ -62,22 +62,22 @@ def test_seeds_are_small() -> None:
 
 def test_what_a_target_must_not_raise_is_told_with_its_place() -> None:
     # A target that lets everything through would pass all of the above.
-    code = f"""
-import sys
-sys.path[:0] = [{str(SCRIPTS)!r}, {str(runner.REPOSITORY)!r}]
-import fuzz_targets
+    code = """
+from fuzz import targets
 def broken(scratch):
     def read(data):
         raise KeyError("nobody foresaw this")
     return read
 def hungry(scratch):
-    return lambda data: b"x" * (fuzz_targets.MOST_BYTES + 50_000_000)
+    return lambda data: b"x" * (targets.MOST_BYTES + 50_000_000)
 for make in (broken, hungry):
-    target = fuzz_targets.Target("x", "x", make, lambda data, dice: data)
-    played = fuzz_targets.Player(target, None).play(b"")
-    print(played.ended, played.site)
+    target = targets.Target("x", "x", make, lambda data, dice: data)
+    outcome = targets.Runner(target, None).run(b"")
+    print(outcome.status, outcome.site)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
 
     assert [line.split("-")[0] for line in done.stdout.splitlines()] == ["found KeyError", "found large"]
 

@@ -9,13 +9,15 @@ import pytest
 from examples import rules_with
 
 from fwconvert.errors import SourceError
-from fwconvert.job import documents
-from fwconvert.job.documents import Documents
-from fwconvert.job.orders import ConvertOrder, RunContext
+from fwconvert.job import encoded
+from fwconvert.job.encoded import EncodedSource
+from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile
+from fwconvert.job.reporter import NoReporter
 from fwconvert.options import Encoder
 from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet
 from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.tokens.gigatoken import FastTokenizer
 from fwconvert.tokens.tokenizer import Encoded
 
@@ -24,8 +26,8 @@ pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this 
 
 def order_for(path: Path, encoder: Encoder, threads: int = 1) -> ConvertOrder:
     RunFolder(path.parent).make()
-    context = RunContext(path.parent, "id", rules_with(), "session", encoder, threads)
-    return ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, path)
+    context = RunContext(str(path.parent), "id", rules_with(), "session", encoder, threads)
+    return ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, SourceFile(str(path)))
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return corpus.write(tmp_path_factory.mktemp("source") / "a.parquet", texts)
 
 
-def tokens_of(order: ConvertOrder) -> tuple[list[int], list[int], list[int], Documents]:
-    reading = Documents(order)
+def tokens_of(order: ConvertOrder) -> tuple[list[int], list[int], list[int], EncodedSource]:
+    reading = EncodedSource(order, LocalStore(Path(order.context.run)), NoReporter())
     found = list(reading.batches())
     before = np.cumsum([0, *(len(batch.tokens) for batch in found)])
     starts = [batch.starts + at for batch, at in zip(found, before, strict=False)]
@@ -54,7 +56,7 @@ def test_fast_and_reference_agree_with_any_number_of_threads(file: Path) -> None
         for threads in (1, 3):
             *found, other = tokens_of(order_for(file, encoder, threads))
             assert found == wanted
-            assert other.counts() == reading.counts()
+            assert other.counts == reading.counts
 
 
 def test_about_one_in_a_thousand_is_audited_and_always_the_first(file: Path, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_about_one_in_a_thousand_is_audited_and_always_the_first(file: Path, tmp
 def test_the_sample_is_about_one_in_a_thousand_of_any_source() -> None:
     rows = np.arange(1_000_000)
     for salt in (0, 7, 999):
-        assert 800 <= len(documents._sample(rows, salt, first=False)) <= 1200
+        assert 800 <= len(encoded._sample(rows, salt, first=False)) <= 1200
 
 
 def test_a_difference_stops_the_job_and_names_the_document(
@@ -103,16 +105,16 @@ def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_ba
     texts = ["ab", None, "c", "defg", "", None, "h", "ij", "", "", "k", "lmn", None, "o", None]
     file = corpus.write(tmp_path / "a.parquet", texts)
     rules = rules_with(tokenizer="bytes", eot=eot, where=where)
-    context = RunContext(tmp_path, "id", rules, "session", "reference")
+    context = RunContext(str(tmp_path), "id", rules, "session", "reference")
     kept = [(row, text) for row, text in enumerate(texts) if text and not (where and row in (3, 11))]
     allowed = [*((n, None) for n in range(1, 10)), *((None, n) for n in range(1, 26)), (4, 9), (2, 9)]
     for most, tokens in allowed:
-        order = ConvertOrder(context, SourceShard("a", 1), 0, file, False, most, tokens)
+        order = ConvertOrder(context, SourceShard("a", 1), 0, SourceFile(str(file)), most, tokens)
         seen = []
         for size in (1, 2, 3, 7, 2048):
             monkeypatch.setattr(parquet, "MOST_BATCH_ROWS", size)
             *found, reading = tokens_of(order)
-            seen.append((found, reading.counts()))
+            seen.append((found, reading.counts))
         assert all(each == seen[0] for each in seen)
         wanted: list[int] = []
         starts: list[int] = []

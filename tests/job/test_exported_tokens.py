@@ -14,12 +14,14 @@ from runner import sha256
 
 from fwconvert import files
 from fwconvert.errors import ShardError
-from fwconvert.job import exported
-from fwconvert.job.exported import ExportedDocuments
-from fwconvert.job.orders import ConvertOrder, Exported, RunContext
+from fwconvert.job import existing
+from fwconvert.job.existing import ExistingTokens
+from fwconvert.job.orders import ConvertOrder, Exported, RunContext, SourceFile
+from fwconvert.job.reporter import NoReporter
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.shards.passages import passages
 from fwconvert.shards.stream import StreamReader
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, ShardLine
 
 EOT = 256
@@ -50,16 +52,16 @@ def written(folder: Path, stream: naive.Stream, side: EotSide, size: int, rows: 
         lines.append(ShardLine(f"{stem}.bin", "train", tokens, len(part.starts), 0, *digests, ((0, 0),)))
     counts = Counts(rows, len(stream.starts), 0, 0, len(stream.tokens), len(stream.tokens))
     rules = rules_with(tokenizer="bytes", eot=side, name="x")
-    return Exported(folder, rules, passages(lines, 1)[0], 1, "ab" * 32, counts)
+    return Exported(str(folder), rules, passages(lines, 1)[0], 1, "ab" * 32, counts)
 
 
 def taken(order: Exported, side: EotSide) -> naive.Stream:
     """Return the stream as an export of it gives it."""
     context = RunContext(order.run, "", other_rules(side), "")
-    convert = ConvertOrder(context, SourceShard("a.parquet", 1), 0, order.run, exported=order)
+    convert = ConvertOrder(context, SourceShard("a.parquet", 1), 0, SourceFile("a.parquet"), exported=order)
     tokens: list[int] = []
     starts: list[naive.Start] = []
-    for batch in ExportedDocuments(convert, order).batches():
+    for batch in ExistingTokens(convert, order, NoReporter()).batches():
         assert batch.tokens.dtype == np.uint16
         pairs = zip(batch.starts.tolist(), batch.rows.tolist(), strict=True)
         assert all(0 <= start < len(batch.tokens) for start in batch.starts.tolist())
@@ -75,7 +77,7 @@ def other_rules(side: EotSide) -> Rules:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every stream have many steps, so that their borders fall everywhere."""
-    monkeypatch.setattr(exported, "STEP", 5)
+    monkeypatch.setattr(existing, "STEP", 5)
 
 
 @unhurried
@@ -101,7 +103,7 @@ def test_the_sound_stream_is_sound(sound: Exported) -> None:
 @pytest.mark.parametrize("name", ["x_train_00001_000.bin", "index/x_train_00001_000.docs"])
 @pytest.mark.parametrize("damage", ["flipped", "cut short", "missing", "a folder"])
 def test_a_damaged_file_is_never_believed(sound: Exported, name: str, damage: str) -> None:
-    path = sound.run / name
+    path = Path(sound.run) / name
     content = path.read_bytes()
     path.unlink()
     if damage == "flipped":
@@ -123,7 +125,7 @@ def test_a_file_is_hashed_once_and_again_when_it_changes(
         patch.setattr(files, "sha256_of", lambda *_: pytest.fail("it was hashed again"))
         taken(sound, "after")
 
-    path = sound.run / "x_train_00001_000.bin"
+    path = Path(sound.run) / "x_train_00001_000.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ShardError, match="sha256"):
         taken(sound, "after")
@@ -132,7 +134,7 @@ def test_a_file_is_hashed_once_and_again_when_it_changes(
 def rewritten(order: Exported, entries: list[tuple[int, int]]) -> Exported:
     """Return the order with another index of its first shard, whose hash fits: a hostile run."""
     first, *rest = order.passages
-    path = order.run / "index" / "x_train_00000_000.docs"
+    path = Path(order.run) / "index" / "x_train_00000_000.docs"
     path.write_bytes(b"".join(struct.pack("<2I", *entry) for entry in entries))
     line = first.shard
     forged = ShardLine(
@@ -191,7 +193,7 @@ def test_every_token_knows_its_document(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], side: EotSide, size: int
 ) -> None:
     order = written(tmp_path_factory.mktemp("run"), stream_of(lengths, side), side, size, rows=100)
-    reader = StreamReader(order.run, order.rules, order.passages, 256)
+    reader = StreamReader(LocalStore(Path(order.run)), order.rules, order.passages, 256)
     position = 0
     for number, length in enumerate(lengths):
         end = position + length + 1

@@ -15,21 +15,21 @@ MEASURE = """
     import sys
     from pathlib import Path
     import examples
-    from fwconvert.store.folder import RunFolder
+    from fwconvert.store.local import LocalStore
     from fwconvert.job.orders import JoinOrder, RunContext
     from fwconvert.store.receipts import Absorbed, Segment
-    from fwconvert.job.joining import joined_pieces
+    from fwconvert.job.tails import joined_pieces
 
     def peak():
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
     out, name, tokens = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    context = RunContext(out, "id", examples.rules_with(last="merge"), "session")
+    context = RunContext(str(out), "id", examples.rules_with(last="merge"), "session")
     order = JoinOrder(context, "joined", "train", (Segment(0, tokens, 0, tokens),), ("key",),
                       Absorbed(name, 0, tokens))
     before, joined, documents = peak(), 0, 0
-    for piece in joined_pieces(RunFolder(out), order):
+    for piece in joined_pieces(LocalStore(out), order):
         joined += int((piece.tokens == 0).sum())
         documents += len(piece.starts)
     print(joined, documents, peak() - before)

@@ -109,7 +109,9 @@ def test_whoever_can_do_with_empty_batches_is_served_every_window(folder: Path) 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 def test_an_epoch_of_fewer_windows_than_ranks_is_refused(folder: Path, order: Any) -> None:
-    with pytest.raises(UsageError, match=r"(?s)too few windows.*48.*49.*fewer ranks.*drop_last=False"):
+    with pytest.raises(
+        UsageError, match=r"(?s)fewer windows than ranks.*48.*49.*fewer ranks.*drop_last=False"
+    ):
         Loader(folder, seq_len=SEQ_LEN, order=order, ranks=49)
     assert len(Loader(folder, seq_len=SEQ_LEN, order=order, ranks=48)) == 1
     assert len(Loader(folder, seq_len=SEQ_LEN, order=order, ranks=49, drop_last=False)) == 1
@@ -296,12 +298,12 @@ def test_a_loader_is_pickled_without_the_tokens_and_goes_on(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("choices", "name"),
-    [({"seq_len": 9}, "seq len"), ({"seed": 1}, "seed"), ({"order": "sequential"}, "order")],
+    [({"seq_len": 9}, "seq_len"), ({"seed": 1}, "seed"), ({"order": "sequential"}, "order")],
 )
 def test_a_state_of_another_loader_is_refused(folder: Path, choices: dict[str, Any], name: str) -> None:
     state = Loader(folder, **{"seq_len": SEQ_LEN, **choices}).state()
 
-    with pytest.raises(UsageError, match=f"other {name}"):
+    with pytest.raises(UsageError, match=f"different {name}"):
         Loader(folder, seq_len=SEQ_LEN).resume(state)
 
 
@@ -313,7 +315,7 @@ def test_a_state_of_other_shards_is_refused(tmp_path: Path, change: str) -> None
     write(tmp_path / "now", now.get(change, shards), split="train" if change != "renamed" else "train_new")
     state = Loader(tmp_path / "then", seq_len=SEQ_LEN).state()
 
-    with pytest.raises(UsageError, match="other shards"):
+    with pytest.raises(UsageError, match="different shards"):
         Loader(tmp_path / "now", seq_len=SEQ_LEN).resume(state)
     moved = (tmp_path / "then").rename(tmp_path / "elsewhere")
     assert Loader(moved, seq_len=SEQ_LEN).resume(state).state() == state
@@ -325,7 +327,7 @@ NUMBERS = ("seq_len", "batch", "seed", "rank", "ranks")
 @pytest.mark.parametrize("wrong", [None, 1.0, True, "1", np.float64(1), np.True_, [1]], ids=repr)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_is_no_whole_number_is_refused(folder: Path, name: str, wrong: object) -> None:
-    with pytest.raises(UsageError, match=f"{name} of a loader is a whole number"):
+    with pytest.raises(UsageError, match=f"{name} must be a whole number"):
         Loader(folder, **{"seq_len": SEQ_LEN, name: wrong})  # type: ignore[arg-type]
 
 
@@ -384,7 +386,7 @@ def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
     loader = Loader(folder, seq_len=SEQ_LEN)
 
     assert list(loader.resume({**loader.state(), "windows": 48})) == []
-    with pytest.raises(UsageError, match="behind the end"):
+    with pytest.raises(UsageError, match="past the end of the epoch"):
         loader.resume({**loader.state(), "windows": 49})
 
 
@@ -393,13 +395,13 @@ def test_a_state_behind_the_end_is_refused(folder: Path) -> None:
     [
         ({"seq_len": 0}, "at least 1"),
         ({"batch": 0}, "at least 1"),
-        ({"rank": 2, "ranks": 2}, "rank is"),
-        ({"rank": -1}, "rank is"),
-        ({"order": "random"}, "order is none of"),
-        ({"split": "test"}, "split is"),
+        ({"rank": 2, "ranks": 2}, "rank must be"),
+        ({"rank": -1}, "rank must be"),
+        ({"order": "random"}, "order must be one of"),
+        ({"split": "test"}, "split must be"),
         ({"follow": True}, "order='sequential'"),
-        ({"raw": "int64"}, "raw is none of uint16, uint32"),
-        ({"raw": ""}, "raw is none of"),
+        ({"raw": "int64"}, "raw must be uint16 or uint32"),
+        ({"raw": ""}, "raw must be"),
         ({"seq_len": 1000}, "too few tokens"),
         ({"order": "documents"}, "order='shuffled'"),
     ],
@@ -414,7 +416,7 @@ def test_that_most_shards_are_too_short_is_told_once_where_the_loader_is_made(tm
 
     with pytest.warns(UserWarning, match=r"(?s)3 of 4 .*150 of 299 .*smaller seq_len") as warned:
         loader = Loader(tmp_path, seq_len=50)
-    assert [Path(one.filename).name for one in warned] == ["test_loader.py"]
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
     assert rows(pickle.loads(pickle.dumps(loader))) == rows(loader) != []
 
 
@@ -547,11 +549,11 @@ def test_documents_of_fewer_windows_than_ranks_are_refused(run: tuple[Path, list
     tokens = sum(path.stat().st_size - 1024 for path in out.glob("*_train_*.bin")) // 2
     choices: dict[str, Any] = {"seq_len": 64, "order": "documents"}
 
-    with pytest.raises(UsageError, match="too few windows"):
+    with pytest.raises(UsageError, match="fewer windows than ranks"):
         Loader(out, **choices, ranks=tokens // 65 + 1)
     # Tokens would do, but documents are cut: that is only known at the end of an epoch.
     loader = Loader(out, **choices, ranks=most + 1)
-    with pytest.raises(UsageError, match=r"(?s)too few windows.*fewer than"):
+    with pytest.raises(UsageError, match=r"(?s)fewer windows than ranks.*fewer than"):
         next(iter(loader))
     assert len(list(Loader(out, **choices, batch=1, ranks=most))) == 1
 

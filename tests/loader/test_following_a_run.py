@@ -1,6 +1,7 @@
 """Waiting for a run ends when there is more, after the timeout, or when nobody makes it any more."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import runner
 
 from fwconvert.errors import NotReady
 from fwconvert.loader import Loader
-from fwconvert.loader import waiting as loader_waiting
-from fwconvert.loader.waiting import Waiting
+from fwconvert.loader import shards as loader_shards
+from fwconvert.loader.shards import Waiting
 from fwconvert.store import sessions
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 
 class Clock:
@@ -32,7 +34,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(loader_waiting, "time", made)
+    monkeypatch.setattr(loader_shards, "time", made)
     return made
 
 
@@ -41,13 +43,13 @@ def folder(tmp_path: Path) -> RunFolder:
     """Return the folder of a run at which somebody worked."""
     made = RunFolder(tmp_path)
     made.make()
-    with Lock(made, "first"):
+    with LocalStore(made.path, "first").lock():
         pass
     return made
 
 
 def waiting(folder: RunFolder, timeout: float | None = None) -> Waiting:
-    return Waiting(folder, timeout, poll=5)
+    return Waiting(folder.store, timeout, poll=5)
 
 
 def at(clock: Clock, seconds: float) -> Callable[[], bool]:
@@ -63,13 +65,15 @@ def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
     past = sessions.new()
     sessions.write(folder, sessions.ended(past, outcome) if outcome else past)
 
-    with pytest.raises(NotReady, match=rf"(?s)nobody makes.*{outcome or 'cut off'}.*run its command again"):
+    with pytest.raises(
+        NotReady, match=rf"(?s)nobody is making.*{outcome or 'interrupted'}.*run its command again"
+    ):
         waiting(folder, timeout).until(lambda: False)
     assert clock.now == 60
 
 
 def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: Clock) -> None:
-    lock = Lock(folder, "second")
+    lock = LocalStore(folder.path, "second").lock()
 
     def leaves_at_once() -> bool:
         if clock.now < 1000:
@@ -82,7 +86,7 @@ def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: C
 
 
 def test_a_run_that_is_being_made_is_waited_for(folder: RunFolder, clock: Clock) -> None:
-    with Lock(folder, "second"):
+    with LocalStore(folder.path, "second").lock():
         waiting(folder).until(at(clock, 10_000))
         with pytest.raises(NotReady, match=r"(?s)nothing new.*100"):
             waiting(folder, timeout=100).until(lambda: False)
@@ -102,11 +106,11 @@ def test_a_run_of_which_nobody_knows_who_makes_it_is_waited_for(
 
 
 def test_a_session_that_begins_within_a_minute_is_waited_for(folder: RunFolder, clock: Clock) -> None:
-    locks: list[Lock] = []
+    locks: list[AbstractContextManager[object]] = []
 
     def begins() -> bool:
         if clock.now == 50:
-            locks.append(Lock(folder, "second"))
+            locks.append(LocalStore(folder.path, "second").lock())
         return clock.now >= 10_000
 
     waiting(folder).until(begins)
@@ -133,7 +137,7 @@ def test_that_nobody_has_begun_a_run_is_told_once_where_the_loader_is_made(
     said = rf"(?s)no run in this folder yet.*{out}.*exists +{'yes' if there else 'no'}.*path is right"
     with pytest.warns(UserWarning, match=said) as warned:
         loader = Loader(out, seq_len=50, order="sequential", follow=True, timeout=timeout)
-    assert [Path(one.filename).name for one in warned] == ["test_loader_waiting.py"]
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
     assert [row for batch in loader for row in batch.tolist()] != []
 
 
@@ -142,7 +146,7 @@ def test_that_nobody_has_begun_a_run_is_told_once_where_the_loader_is_made(
 def test_a_run_that_nobody_begins_is_waited_for_until_the_timeout(
     tmp_path: Path, clock: Clock, timeout: float
 ) -> None:
-    with pytest.raises(NotReady, match=rf"(?s)in vain.*nowhere.*{timeout} seconds.*path is right"):
+    with pytest.raises(NotReady, match=rf"(?s)gave up waiting.*nowhere.*{timeout} seconds.*path is right"):
         Loader(tmp_path / "nowhere", order="sequential", follow=True, timeout=timeout)
     assert clock.now == timeout
 
@@ -154,7 +158,7 @@ def test_a_follower_of_a_run_with_a_bad_source_is_told(tmp_path: Path) -> None:
     assert not runner.convert(source, out, **choices).complete
     served: list[Any] = []
 
-    with pytest.raises(NotReady, match=r"(?s)nobody makes.*1 jobs failed") as told:
+    with pytest.raises(NotReady, match=r"(?s)nobody is making.*1 jobs failed") as told:
         served.extend(Loader(out, seq_len=50, order="sequential", follow=True))
     assert str(out) in str(told.value)
     assert served

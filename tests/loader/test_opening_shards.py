@@ -11,7 +11,8 @@ import zstandard
 from loader_oracle import llmc
 
 from fwconvert.errors import ShardError
-from fwconvert.loader.files import Expected, Kept, look
+from fwconvert.formats import NPY, RAW
+from fwconvert.loader.files import ArrayCache, Claims, look
 
 TOKENS = [7, 0, 65535, 1, 2]
 
@@ -50,7 +51,7 @@ KINDS = ["llm.c", "llm.c of 4 bytes", "npy", "npy of 4 bytes", "raw"]
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_shard_is_known_by_what_it_says_of_itself(tmp_path: Path, kind: str, is_packed: bool) -> None:
     path, token_type = good(tmp_path)[kind]
-    file = look(packed(path) if is_packed else path, Expected())
+    file = look(packed(path) if is_packed else path, Claims())
 
     assert (file.tokens, file.token_type) == (5, token_type)
     assert file.read().tolist() == TOKENS
@@ -60,9 +61,9 @@ def test_a_shard_is_known_by_what_it_says_of_itself(tmp_path: Path, kind: str, i
 def test_a_headerless_file_is_what_the_caller_says(tmp_path: Path) -> None:
     path = write(tmp_path / "mine_train.bin", struct.pack("<5I", *TOKENS))
 
-    assert look(path, Expected(raw="uint32")).read().tolist() == TOKENS
+    assert look(path, Claims(raw="uint32")).read().tolist() == TOKENS
     with pytest.raises(ShardError, match=r"(?s)mine_train\.bin.*raw='uint16'"):
-        look(path, Expected())
+        look(path, Claims())
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
@@ -73,7 +74,7 @@ def test_a_header_is_not_served_as_tokens(tmp_path: Path, kind: str, is_packed: 
     path = packed(path) if is_packed else path
 
     with pytest.raises(ShardError, match=rf"(?s)has a header.*{path.name}.*leave raw out"):
-        look(path, Expected(raw=raw))
+        look(path, Claims(raw=raw))
 
 
 def test_llm_c_s_magic_number_is_a_header_in_any_version(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_llm_c_s_magic_number_is_a_header_in_any_version(tmp_path: Path) -> None
 
     for raw in ("uint16", None):
         with pytest.raises(ShardError, match=r"train\.bin"):
-            look(path, Expected(raw=raw))
+            look(path, Claims(raw=raw))
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -94,12 +95,12 @@ def test_tokens_of_four_bytes_are_not_taken_for_twice_as_many(
     path = packed(path) if is_packed else path
 
     with pytest.raises(ShardError, match=r"(?s)4 bytes.*train\.bin.*raw='uint32', or raw='uint16'"):
-        look(path, Expected())
-    assert look(path, Expected(raw="uint32")).read().tolist() == ids.tolist()
-    assert look(path, Expected(raw="uint16")).tokens == 10_000
+        look(path, Claims())
+    assert look(path, Claims(raw="uint32")).read().tolist() == ids.tolist()
+    assert look(path, Claims(raw="uint16")).tokens == 10_000
     # The run manifest knows.
-    assert look(path, Expected("raw", "uint32")).tokens == 5000
-    assert look(path, Expected("raw", "uint16")).tokens == 10_000
+    assert look(path, Claims(RAW, "uint32")).tokens == 5000
+    assert look(path, Claims(RAW, "uint16")).tokens == 10_000
 
 
 SMALL: dict[str, list[int]] = {
@@ -116,13 +117,13 @@ SMALL: dict[str, list[int]] = {
 def test_small_tokens_of_two_bytes_are_served_unasked(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "val.bin", struct.pack(f"<{len(SMALL[kind])}H", *SMALL[kind]))
 
-    assert look(path, Expected()).read().tolist() == SMALL[kind]
+    assert look(path, Claims()).read().tolist() == SMALL[kind]
 
 
 def test_mapped_tokens_cannot_be_written_through(tmp_path: Path) -> None:
     for path, _ in good(tmp_path).values():
         with pytest.raises(ValueError, match="read-only"):
-            look(path, Expected()).read()[0] = 1
+            look(path, Claims()).read()[0] = 1
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -146,7 +147,7 @@ def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, kind: str, damage: s
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
 
     with pytest.raises(ShardError, match=path.name):
-        look(path, Expected()).read()
+        look(path, Claims()).read()
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -155,7 +156,7 @@ def test_a_damaged_shard_within_a_sound_frame_is_refused(tmp_path: Path, damage:
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
 
     with pytest.raises(ShardError, match=r"a_train_1\.bin\.zst"):
-        look(packed(path), Expected())
+        look(packed(path), Claims())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,19 +169,19 @@ def test_a_frame_that_is_cut_short_says_so(tmp_path: Path, kind: str, keep: int)
     path.write_bytes(path.read_bytes()[:keep])
 
     with pytest.raises(ShardError, match=r"(?s)cannot be read.*\.zst.*it is cut short"):
-        look(path, Expected())
+        look(path, Claims())
 
 
-@pytest.mark.parametrize("expected", [Expected(), Expected(raw="uint32"), Expected("raw", "uint32", 5)])
+@pytest.mark.parametrize("claims", [Claims(), Claims(raw="uint32"), Claims(RAW, "uint32", 5)])
 def test_a_headerless_shard_that_is_cut_short_does_not_speak_of_a_header(
-    tmp_path: Path, expected: Expected
+    tmp_path: Path, claims: Claims
 ) -> None:
     path = write(tmp_path / "train.bin", bytes(19))
 
     with pytest.raises(ShardError, match=r"(?s)without a header is cut short.*train\.bin.*19"):
-        look(path, expected)
-    with pytest.raises(ShardError, match=r"(?s)run manifest says.*train\.bin.*19.*20"):
-        look(path, Expected("raw", "uint32", 5, 20))
+        look(path, claims)
+    with pytest.raises(ShardError, match=r"(?s)match the run manifest.*train\.bin.*19.*20"):
+        look(path, Claims(RAW, "uint32", 5, 20))
 
 
 def test_a_frame_that_does_not_tell_its_size_is_refused(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_frame_that_does_not_tell_its_size_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a_train_1.bin.zst", compressor.compress(llmc(TOKENS)))
 
     with pytest.raises(ShardError, match="how large"):
-        look(path, Expected())
+        look(path, Claims())
 
 
 @pytest.mark.parametrize(
@@ -198,31 +199,31 @@ def test_a_frame_that_does_not_tell_its_size_is_refused(tmp_path: Path) -> None:
 )
 def test_an_array_that_holds_no_tokens_is_refused(tmp_path: Path, array: Any) -> None:
     with pytest.raises(ShardError, match="x_train"):
-        look(saved(tmp_path / "x_train.npy", array), Expected())
+        look(saved(tmp_path / "x_train.npy", array), Claims())
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
     path = saved(tmp_path / "x_train.npy", np.array([{}, []], object))
 
     with pytest.raises(ShardError, match="x_train"):
-        look(path, Expected())
+        look(path, Claims())
 
 
 @pytest.mark.parametrize(
-    "expected",
+    "claims",
     [
-        Expected(tokens=6),
-        Expected(token_type="uint32"),
-        Expected(bytes=1033),
-        Expected(kind="npy"),
-        Expected(kind="raw", token_type="uint16", tokens=5),
+        Claims(tokens=6),
+        Claims(token_type="uint32"),
+        Claims(bytes=1033),
+        Claims(NPY),
+        Claims(RAW, token_type="uint16", tokens=5),
     ],
 )
-def test_a_shard_that_is_not_as_expected_is_refused(tmp_path: Path, expected: Expected) -> None:
+def test_a_shard_that_is_not_as_expected_is_refused(tmp_path: Path, claims: Claims) -> None:
     path, _ = good(tmp_path)["llm.c"]
 
     with pytest.raises(ShardError, match=r"a_train_1\.bin"):
-        look(path, expected)
+        look(path, claims)
 
 
 @pytest.mark.parametrize("what", ["missing", "a folder"])
@@ -232,12 +233,12 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
         path.mkdir()
 
     with pytest.raises(ShardError, match=r"a_train_1\.bin"):
-        look(path, Expected())
+        look(path, Claims())
 
 
 def test_a_shard_that_changes_after_it_was_looked_at_is_refused(tmp_path: Path) -> None:
     path, _ = good(tmp_path)["llm.c"]
-    file = look(path, Expected())
+    file = look(path, Claims())
     path.write_bytes(llmc([*TOKENS, 3]))
 
     with pytest.raises(ShardError, match="changed"):
@@ -251,7 +252,7 @@ def test_only_so_many_are_kept_and_the_oldest_goes() -> None:
         made.append(shard)
         return np.array([shard])
 
-    kept = Kept(make, 2)
+    kept = ArrayCache(make, 2)
     assert [int(kept[shard][0]) for shard in (1, 2, 1, 3, 2, 1)] == [1, 2, 1, 3, 2, 1]
     assert made == [1, 2, 3, 1]
     assert [*kept] == [3, 1]

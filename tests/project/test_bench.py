@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import regex
 import runner
-from bench_corpus import cut, write_file
-from bench_growth import Growth, Point, exponent
-from bench_loader import loader
-from bench_measure import BenchError, Measure, child, run
-from bench_peers import plain
-from bench_rows import Row, Setup, Way, measure, prepare, ways
-from bench_stages import Clock
-from bench_table import growth_table, loader_table, markdown, rows_table, stages_table
+from bench.corpus import cut, write_file
+from bench.growth import Growth, Point, exponent
+from bench.loader import loader
+from bench.measure import BenchError, Measure, child, run
+from bench.peers import plain
+from bench.rows import Row, Setup, Way, measure, prepare, ways
+from bench.stages import Clock
+from bench.table import growth_table, loader_table, markdown, rows_table, stages_table
 
 from fwconvert.tokens import vocabulary
 
@@ -48,18 +48,18 @@ def test_the_exponent_of_a_power_is_that_power(power: float) -> None:
     assert exponent([1, 2, 4, 8], [3 * size**power for size in (1, 2, 4, 8)]) == pytest.approx(power)
 
 
-def test_growth_is_fitted_without_what_is_paid_once() -> None:
+def test_growth_is_fitted_without_the_fixed_costs() -> None:
     points = tuple(Point(size, str(size), took(5 + 2 * size)) for size in (10, 100, 1000))
     growth = Growth("sources", points, Point(0, "0", took(5)))
     assert growth.exponents() == pytest.approx({"time": 1, "CPU": 1, "memory": 0})
     assert "time 1.00, CPU 1.00, memory 0.00" in growth_table(growth)
 
 
-def test_growth_that_drowns_in_what_is_paid_once_has_no_exponent() -> None:
+def test_growth_hidden_by_fixed_costs_has_no_exponent() -> None:
     points = (Point(1, "1", took(4)), Point(2, "2", took(9)))
     growth = Growth("sources", points, Point(0, "0", took(5)))
     assert growth.exponents()["time"] is None
-    assert "time not to be told" in growth_table(growth)
+    assert "time indistinguishable" in growth_table(growth)
 
 
 def test_a_row_stands_beside_the_llmc_way_and_the_ceiling_of_as_many_processes() -> None:
@@ -178,6 +178,6 @@ def test_a_way_that_makes_other_tokens_ends_the_benchmark(tmp_path: Path) -> Non
 
 
 def test_a_task_is_a_function_and_its_arguments() -> None:
-    command = child("bench_ways.decode", files=[Path("a")])
-    assert command[2] == "bench_ways.decode"
-    assert json.loads(command[3]) == {"files": ["a"]}
+    command = child("bench.limits.decode", files=[Path("a")])
+    assert command[-2] == "bench.limits.decode"
+    assert json.loads(command[-1]) == {"files": ["a"]}

@@ -133,7 +133,7 @@ def test_the_line_for_megatron_gives_weights_and_prefixes(tmp_path: Path) -> Non
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     corpus.write(tmp_path / "parquet-folder/a.parquet", ["one", "two", "three", "four", "five", "six"])
-    api = next(block for block in _blocks() if "make_recipe" in block)
+    api = next(block for block in _blocks() if "fwconvert.recipe(" in block)
     reading = next(block for block in _blocks() if "np.memmap" in block)
     ended = _python(api.replace("10_000_000", "4"), tmp_path)
     assert ended.stdout.split()[0] == "True"

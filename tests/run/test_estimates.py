@@ -12,7 +12,7 @@ from fwconvert.errors import UsageError
 from fwconvert.recipes import Recipe, SourceShard, Totals
 from fwconvert.run.estimate import Plan, estimated_sizes, make_plan, refuse_small_disk
 from fwconvert.sources.catalog import Size
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 TOKENIZERS = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base", "bytes")
 
@@ -84,7 +84,7 @@ def test_one_stream_needs_room_for_the_tails_and_the_files_made_of_them(
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_every_tokenizer_can_be_planned(tokenizer: str) -> None:
-    assert vocabulary.find(tokenizer).name == tokenizer
+    assert registry.find(tokenizer).name == tokenizer
 
     plan = make_plan(recipe_of([10**9], tokenizer=tokenizer), {}, 1)
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,7 +274,7 @@ def test_workers_share_an_export(run_of: Callable[..., Path], tmp_path: Path) ->
 
 def test_a_pinned_version_keeps_its_recipe(source: Path, tmp_path: Path) -> None:
     manifest, _ = catalog.local(str(source))
-    pinned = pin.pin(str(source), "", "", lambda _: None, threading.Event())
+    pinned = pin.pin(source)
     assert pinned.files != manifest.files
     pin.write(pinned, tmp_path / "mine.json")
     choices = {**BASE, "version": str(tmp_path / "mine.json")}
@@ -578,7 +577,7 @@ def test_a_session_that_exports_says_so(run_of: Callable[..., Path], tmp_path: P
 def test_the_folder_of_an_export_belongs_to_the_recipe_of_a_conversion(
     run_of: Callable[..., Path], source: Path, tmp_path: Path
 ) -> None:
-    recipe = fwconvert.make_recipe(source=str(source), **BASE, eot="after")
+    recipe = fwconvert.recipe(source=str(source), **BASE, eot="after")
     export(run_of(), tmp_path / "out", eot="after")
 
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())

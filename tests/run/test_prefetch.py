@@ -14,7 +14,7 @@ import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
 from fwconvert.hub.download import Fetching
-from fwconvert.job.orders import ConvertOrder, RunContext, Unfetched
+from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile, Unfetched
 from fwconvert.recipes import SourceShard
 from fwconvert.run.prefetch import HubOrigin, Terms
 
@@ -75,8 +75,10 @@ def origin_with(tmp_path: Path) -> Iterator[Make]:
 
 
 def orders_of(origin: HubOrigin, files: tuple[SourceShard, ...] = FILES) -> list[ConvertOrder]:
-    context = RunContext(Path("out"), "recipe", examples.RULES, "session")
-    return [ConvertOrder(context, file, at, origin.place(file)) for at, file in enumerate(files)]
+    context = RunContext("out", "recipe", examples.RULES, "session")
+    return [
+        ConvertOrder(context, file, at, SourceFile(str(origin.place(file)))) for at, file in enumerate(files)
+    ]
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -100,7 +102,9 @@ def test_every_order_comes_once_with_its_file_proven(gate: Gate, origin_with: Ma
 
     items = [item for item in origin.ready(orders_of(origin)) if item is not None]
 
-    assert all(isinstance(item, ConvertOrder) and item.proven and item.file.is_file() for item in items)
+    assert all(
+        isinstance(item, ConvertOrder) and item.file.proven and item.file.local.is_file() for item in items
+    )
     assert sorted(item.source.path for item in items if isinstance(item, ConvertOrder)) == [
         file.path for file in FILES
     ]
@@ -145,7 +149,7 @@ def test_files_that_nobody_releases_end_the_fetching(gate: Gate, origin_with: Ma
     for item in taken:
         assert isinstance(item, ConvertOrder)
         origin.release(item.source)
-        assert not item.file.exists()
+        assert not item.file.local.exists()
     assert isinstance(take(ready), ConvertOrder)
 
 

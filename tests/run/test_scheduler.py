@@ -14,15 +14,25 @@ import pytest
 from examples import RECIPE, RULES
 
 from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
-from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, RunContext, Unfetched
+from fwconvert.job.orders import (
+    ConvertOrder,
+    Failure,
+    JoinOrder,
+    Order,
+    Outcome,
+    RunContext,
+    SourceFile,
+    Unfetched,
+)
 from fwconvert.recipes import SourceShard
 from fwconvert.run import scheduler
-from fwconvert.run.engine import LocalEngine, Progress
+from fwconvert.run.engines import Progress
+from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
 
-CONTEXT = RunContext(Path("out"), "id", RULES, "session")
+CONTEXT = RunContext("out", "id", RULES, "session")
 
 
 def order_of(name: str) -> JoinOrder:
@@ -79,9 +89,9 @@ class ThreadEngine:
         return future.result()
 
     def progress(self) -> list[Progress]:
-        return [Progress(order, 0.5, 1, 1) for order in self._flying.values()]
+        return [Progress.of(order, 0.5, 1) for order in self._flying.values()]
 
-    def police(self) -> None:
+    def enforce_limits(self) -> None:
         """Let everybody be."""
 
     def stop(self) -> None:
@@ -567,15 +577,17 @@ def test_an_engine_without_slots_is_an_error_and_no_endless_wait(witness: Witnes
 def local_engine(tmp_path: Path) -> Iterator[LocalEngine]:
     folder = RunFolder(tmp_path / "out")
     folder.make()
-    with LocalEngine(1, folder.logs, "session") as engine:
+    with LocalEngine(1) as engine:
         yield engine
 
 
 def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     tmp_path: Path, local_engine: LocalEngine, witness: Witness
 ) -> None:
-    context = RunContext(tmp_path / "out", RECIPE.recipe_id, RULES, "session")
-    order = ConvertOrder(context, SourceShard("x.parquet", 1), 0, tmp_path / "missing.parquet")
+    context = RunContext(str(tmp_path / "out"), RECIPE.recipe_id, RULES, "session")
+    order = ConvertOrder(
+        context, SourceShard("x.parquet", 1), 0, SourceFile(str(tmp_path / "missing.parquet"))
+    )
     drive([order], local_engine, witness)
     (slot,) = local_engine._slots
     assert slot.process is not None
@@ -617,7 +629,7 @@ def test_a_failed_order_is_tried_again_while_nothing_else_is_ready(witness: Witn
 
 
 def test_an_order_without_its_source_is_given_up_and_the_others_go_on(witness: Witness) -> None:
-    source = ConvertOrder(CONTEXT, SourceShard("gone.parquet", 1), 0, Path("gone.parquet"))
+    source = ConvertOrder(CONTEXT, SourceShard("gone.parquet", 1), 0, SourceFile("gone.parquet"))
     gone = Unfetched(source, Failure("unfetched", "404"))
 
     with ThreadEngine(2) as engine:

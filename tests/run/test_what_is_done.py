@@ -15,9 +15,9 @@ from fwconvert.errors import Stopped
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
-from fwconvert.run.request import make_recipe
+from fwconvert.run.request import recipe as make_recipe
 from fwconvert.run.resume import Look, Survey, survey
-from fwconvert.store import names, receipts, sessions
+from fwconvert.store import layout, receipts, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
@@ -46,13 +46,13 @@ class Run:
         return only.id
 
     def receipt(self, source: str) -> Path:
-        return self.folder.receipt(names.job_key(source))
+        return self.folder.receipt(layout.job_key(source))
 
     def tail(self, source: str) -> Path:
-        return self.folder.tail(names.job_key(source))
+        return self.folder.tail(layout.job_key(source))
 
     def tail_index(self, source: str) -> Path:
-        return self.folder.tail_index(names.job_key(source))
+        return self.folder.tail_index(layout.job_key(source))
 
 
 def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> Run:

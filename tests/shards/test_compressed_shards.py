@@ -22,7 +22,7 @@ def frame(
     plain = folder / "plain"
     plain.write_bytes(content)
     with Output(folder, "frame") as output:
-        zstd.zip_file(plain, output, threads, tick)
+        zstd.zip_file(plain, output.write, threads, tick)
         output.publish(folder / "shard.zst")
     return folder / "shard.zst"
 

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
-from fwconvert.job import joining as tails_module
-from fwconvert.job.joining import joined_pieces
+from fwconvert.job import tails as tails_module
 from fwconvert.job.orders import JoinOrder, RunContext
+from fwconvert.job.tails import joined_pieces
 from fwconvert.recipes import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store.folder import RunFolder
@@ -200,7 +200,7 @@ def write_tail(
 
 
 def order_for(shard: JoinedShard, rules: Rules) -> JoinOrder:
-    context = RunContext(Path("out"), "id", rules, "session")
+    context = RunContext("out", "id", rules, "session")
     keys = tuple(f"key{segment.source}" for segment in shard.segments)
     return JoinOrder(context, "name.bin", shard.split, shard.segments, keys)
 
@@ -253,7 +253,7 @@ def test_joined_pieces_are_the_tails_concatenated_and_cut_with_their_documents(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tails_module, "_STEP", step)
         for shard, part in zip(shards, wanted, strict=True):
-            pieces = list(joined_pieces(folder, order_for(shard, rules)))
+            pieces = list(joined_pieces(folder.store, order_for(shard, rules)))
             tokens = [token for piece in pieces for token in piece.tokens.tolist()]
             starts = [start for piece in pieces for start in piece.starts.tolist()]
             rows = [row for piece in pieces for row in piece.rows.tolist()]
@@ -274,7 +274,7 @@ def test_pieces_are_small_however_long_a_tail_is(tmp_path: Path, monkeypatch: py
     write_tail(folder, "key0", rules, range(95), [(0, 0)])
     (shard,) = joined_shards([95], rules)
 
-    sizes = [len(piece.tokens) for piece in joined_pieces(folder, order_for(shard, rules))]
+    sizes = [len(piece.tokens) for piece in joined_pieces(folder.store, order_for(shard, rules))]
 
     assert sizes == [10] * 9 + [5]
     assert list(accumulate(sizes))[-1] == 95
@@ -291,6 +291,7 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from fwconvert.job import worker
         from fwconvert.store.folder import RunFolder
         from fwconvert.job.orders import JoinOrder, RunContext
+        from fwconvert.job.reporter import NoReporter
         from fwconvert.store.receipts import Segment
 
         rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
@@ -300,8 +301,9 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
             with folder.tail("key").open("wb") as file:
                 file.truncate(2 * tokens)
             folder.tail_index("key").write_bytes(bytes(12))
-            context = RunContext(folder.path, "id", rules, "session")
-            worker.join(JoinOrder(context, "train.bin", "train", (Segment(0, 0, 0, tokens),), ("key",)))
+            context = RunContext(str(folder.path), "id", rules, "session")
+            order = JoinOrder(context, "train.bin", "train", (Segment(0, 0, 0, tokens),), ("key",))
+            worker.join(order, NoReporter())
             most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         print((most[1] - most[0]) // 1024, (folder.path / "train.bin").stat().st_size)
     """
@@ -319,7 +321,7 @@ def test_a_tail_that_is_gone_is_a_shard_error(tmp_path: Path, missing: str) -> N
     (shard,) = joined_shards([4], rules)
 
     with pytest.raises(ShardError, match="key0"):
-        list(joined_pieces(folder, order_for(shard, rules)))
+        list(joined_pieces(folder.store, order_for(shard, rules)))
 
 
 def test_a_tail_with_fewer_tokens_than_its_segment_is_a_shard_error(tmp_path: Path) -> None:
@@ -330,4 +332,4 @@ def test_a_tail_with_fewer_tokens_than_its_segment_is_a_shard_error(tmp_path: Pa
     (shard,) = joined_shards([4], rules)
 
     with pytest.raises(ShardError, match="key0"):
-        list(joined_pieces(folder, order_for(shard, rules)))
+        list(joined_pieces(folder.store, order_for(shard, rules)))

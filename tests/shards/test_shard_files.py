@@ -20,6 +20,8 @@ from fwconvert.recipes import Rules, TokenType
 from fwconvert.shards import shard
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.shard import ShardWriter, header, map_array, read_index, read_tokens, tail_index_type
+from fwconvert.store import layout
+from fwconvert.store.local import LocalStore
 
 TYPES: tuple[TokenType, ...] = get_args(TokenType)
 
@@ -48,14 +50,19 @@ def write(
     folder: Path, token_type: TokenType, tokens: Sequence[int], documents: Sequence[tuple[int, int]]
 ) -> None:
     rules = rules_with(token_type=token_type)
-    with ShardWriter(folder, "label", rules, len(tokens)) as writer:
+    with ShardWriter(store_in(folder), "label", rules, len(tokens)) as writer:
         writer.write(piece_of(np.array(tokens, token_type), documents))
         writer.finish()
-        writer.publish(folder / "shard", folder / "index")
+        writer.publish("shard", "index")
+
+
+def store_in(folder: Path) -> LocalStore:
+    (folder / layout.TEMPORARY).mkdir(parents=True, exist_ok=True)
+    return LocalStore(folder)
 
 
 def litter(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("token_type", TYPES)
@@ -83,14 +90,14 @@ def test_a_shard_is_written_as_llm_c_writes_it_and_read_back(
     starts = sorted(data.draw(st.sets(st.integers(0, max(0, len(tokens) - 1)), max_size=len(tokens))))
     documents = [(start, 3 * start + 1) for start in starts]
 
-    with ShardWriter(folder, "label", rules_with(token_type=token_type), len(tokens)) as writer:
+    with ShardWriter(store_in(folder), "label", rules_with(token_type=token_type), len(tokens)) as writer:
         position = 0
         for piece in pieces:
             inside = [entry for entry in documents if position <= entry[0] < position + len(piece)]
             writer.write(piece_of(np.array(piece, token_type), inside))
             position += len(piece)
         writer.finish()
-        writer.publish(folder / "shard", folder / "index")
+        writer.publish("shard", "index")
 
     assert (folder / "shard").read_bytes() == llmc_file(token_type, tokens)
     assert (folder / "index").read_bytes() == index_file(documents)
@@ -111,9 +118,9 @@ def test_tokens_are_little_endian_and_in_order_whatever_the_array_looks_like(
 
     for at, array in enumerate((numbers, swapped, numbers[::2], numbers[::-1], swapped[3::7])):
         rules = rules_with(token_type=token_type)
-        with ShardWriter(tmp_path, "label", rules, len(array)) as writer:
+        with ShardWriter(store_in(tmp_path), "label", rules, len(array)) as writer:
             writer.write(piece_of(array))
-            writer.publish(tmp_path / f"shard{at}", tmp_path / f"index{at}")
+            writer.publish(f"shard{at}", f"index{at}")
         assert (tmp_path / f"shard{at}").read_bytes() == llmc_file(token_type, array.tolist())
 
 
@@ -126,9 +133,9 @@ def test_an_index_entry_is_two_little_endian_uint32(tmp_path: Path) -> None:
 
 def test_a_tail_of_unknown_length_has_room_for_starts_behind_four_gigatokens(tmp_path: Path) -> None:
     rules = rules_with(layout="contiguous")
-    with ShardWriter(tmp_path, "label", rules, 0) as writer:
+    with ShardWriter(store_in(tmp_path), "label", rules, 0) as writer:
         writer.write(piece_of(np.array([5], np.uint16), [(2**33, 7)]))
-        writer.publish(tmp_path / "tail", tmp_path / "index")
+        writer.publish("tail", "index")
 
     assert (tmp_path / "index").read_bytes() == struct.pack("<QI", 2**33, 7)
     assert map_array(tmp_path / "index", tail_index_type(rules), 0).tolist() == [(2**33, 7)]
@@ -136,10 +143,10 @@ def test_a_tail_of_unknown_length_has_room_for_starts_behind_four_gigatokens(tmp
 
 def test_the_index_of_one_stream_has_room_for_them_too(tmp_path: Path) -> None:
     rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
-    with ShardWriter(tmp_path, "label", rules, 1) as writer:
+    with ShardWriter(store_in(tmp_path), "label", rules, 1) as writer:
         writer.write(piece_of(np.array([5], np.uint16), [(2**33, 7)]))
         writer.complete([0])
-        writer.publish(tmp_path / "train.bin", tmp_path / "train.docs")
+        writer.publish("train.bin", "train.docs")
 
     assert (tmp_path / "train.bin").read_bytes() == b"\x05\x00"
     assert (tmp_path / "train.docs").read_bytes() == struct.pack("<QI", 2**33, 7)
@@ -150,10 +157,12 @@ def test_the_index_of_one_stream_has_room_for_them_too(tmp_path: Path) -> None:
 def test_an_npy_shard_is_what_numpy_saves(tmp_path: Path, token_type: TokenType) -> None:
     tokens = np.array([0, 1, LARGEST[token_type]], token_type)
     np.save(tmp_path / "numpy.npy", tokens)
-    with ShardWriter(tmp_path, "label", rules_with(format="npy", token_type=token_type), 3) as writer:
+    with ShardWriter(
+        store_in(tmp_path), "label", rules_with(format="npy", token_type=token_type), 3
+    ) as writer:
         writer.write(piece_of(tokens, [(0, 0)]))
         writer.complete([0])
-        writer.publish(tmp_path / "ours.npy", tmp_path / "ours.docs")
+        writer.publish("ours.npy", "ours.docs")
 
     assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
     assert read_tokens(tmp_path / "numpy.npy", token_type, formats.NPY).tolist() == tokens.tolist()
@@ -193,15 +202,15 @@ def test_a_file_beside_a_shard_that_cannot_be_made_leaves_nothing(
 
 
 def complete(folder: Path, rules: Rules) -> None:
-    with ShardWriter(folder, "label", rules, 2) as writer:
+    with ShardWriter(store_in(folder), "label", rules, 2) as writer:
         writer.write(piece_of(np.array([1, 2], np.uint16), [(0, 0)]))
         writer.complete([0])
 
 
 def test_a_tail_is_the_beginning_of_the_shard_that_it_would_have_become(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path, "label", rules_with(), 4) as writer:
+    with ShardWriter(store_in(tmp_path), "label", rules_with(), 4) as writer:
         writer.write(piece_of(np.array([1, 2], np.uint16), [(0, 0)]))
-        writer.publish(tmp_path / "tail", tmp_path / "index")
+        writer.publish("tail", "index")
 
     assert (tmp_path / "tail").read_bytes() == llmc_file("uint16", [1, 2, 3, 4])[:-4]
     with pytest.raises(ShardError):  # And nobody can take it for a shard.
@@ -218,7 +227,7 @@ def test_a_shard_without_a_document_start_has_an_empty_index(tmp_path: Path) -> 
 
 def test_a_writer_that_does_not_publish_leaves_nothing(tmp_path: Path) -> None:
     def begin() -> None:
-        with ShardWriter(tmp_path, "label", rules_with(), 2) as writer:
+        with ShardWriter(store_in(tmp_path), "label", rules_with(), 2) as writer:
             writer.write(piece_of(np.array([1, 2], np.uint16)))
             writer.finish()
             raise KeyboardInterrupt
@@ -250,7 +259,7 @@ def test_a_writer_that_cannot_begin_or_end_leaves_nothing(
 
 
 def write_and_finish(folder: Path) -> None:
-    with ShardWriter(folder, "label", rules_with(), 2) as writer:
+    with ShardWriter(store_in(folder), "label", rules_with(), 2) as writer:
         writer.write(piece_of(np.array([1, 2], np.uint16)))
         writer.finish()
 

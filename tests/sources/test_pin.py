@@ -194,7 +194,7 @@ def test_a_run_of_a_pinned_folder_needs_to_be_told_where_it_is_and_proves_it(
         (folder / path).write_bytes((repository / path).read_bytes())
     assert_tidy_end(pin(folder, "-o", file), 0)
     run = ["--version", str(file), "--out", str(tmp_path / "out"), *RECIPE]
-    assert_refused(hub_runs.run(run, NOWHERE), "on no hub", "--source DIR")
+    assert_refused(hub_runs.run(run, NOWHERE), "not on the hub", "--source DIR")
     assert not (tmp_path / "out").exists()
     assert_tidy_end(hub_runs.run([*run, "--source", str(folder)], NOWHERE), 0)
     changed = folder / parquet(folder)[0]
@@ -257,7 +257,7 @@ def test_a_name_that_no_dataset_can_have_is_explained(hub: HubServer, tmp_path: 
 def test_a_folder_has_neither_a_path_inside_nor_a_revision(repository: Path, tmp_path: Path) -> None:
     for more in (["sample"], ["--revision", "main"]):
         ended = pin(repository, *more, "-o", tmp_path / "m.json")
-        assert_refused(ended, "no revision and no PATH", str(repository))
+        assert_refused(ended, "neither PATH nor --revision", str(repository))
 
 
 def test_a_folder_without_parquet_files_is_explained(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import child
 import pytest
 
 from fwconvert.errors import OutputError, UsageError
-from fwconvert.store.folder import Lock, RunFolder, holder, is_deserted
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 HOLD = """
     import sys
     from pathlib import Path
-    from fwconvert.store.folder import Lock, RunFolder
-    with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
+    from fwconvert.store.local import LocalStore
+    with LocalStore(Path(sys.argv[1]), "theirs").lock():
         print("locked", flush=True)
         sys.stdin.readline()
     print("freed", flush=True)
@@ -76,8 +77,8 @@ def test_every_record_of_a_run_has_a_place_of_its_own(folder: RunFolder) -> None
 
 
 def test_nobody_holds_a_folder_that_is_new_or_missing(tmp_path: Path, folder: RunFolder) -> None:
-    assert holder(folder) == ""
-    assert holder(RunFolder(tmp_path / "missing")) == ""
+    assert folder.store.holder() == ""
+    assert RunFolder(tmp_path / "missing").store.holder() == ""
     assert not (folder.private / "lock").exists()
 
 
@@ -85,12 +86,12 @@ def test_a_second_session_is_refused_with_the_pid_and_the_host_of_the_first(
     folder: RunFolder, other: "subprocess.Popen[str]"
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        Lock(folder, "ours")
+        LocalStore(folder.path, "ours").lock()
 
     assert f"pid {other.pid} on host {socket.gethostname()}, session theirs" in str(caught.value)
     assert str(folder.path) in str(caught.value)
     # The refused one has not put its own name there.
-    assert holder(folder) == f"pid {other.pid} on host {socket.gethostname()}, session theirs"
+    assert folder.store.holder() == f"pid {other.pid} on host {socket.gethostname()}, session theirs"
 
 
 def test_a_lock_is_free_after_its_holder_has_left(folder: RunFolder, other: "subprocess.Popen[str]") -> None:
@@ -100,8 +101,8 @@ def test_a_lock_is_free_after_its_holder_has_left(folder: RunFolder, other: "sub
     other.stdin.flush()
     assert other.stdout.readline() == "freed\n"
 
-    assert holder(folder) == ""  # Though the process lives.
-    with Lock(folder, "ours"):
+    assert folder.store.holder() == ""  # Though the process lives.
+    with LocalStore(folder.path, "ours").lock():
         pass
 
 
@@ -109,13 +110,13 @@ def test_a_folder_is_deserted_when_its_last_holder_has_left_and_it_was_of_this_m
     folder: RunFolder,
 ) -> None:
     lock = folder.private / "lock"
-    assert not is_deserted(folder)  # Somebody may be about to begin.
+    assert not folder.store.is_deserted()  # Somebody may be about to begin.
     assert not lock.exists()
-    with Lock(folder, "ours"):
-        assert not is_deserted(folder)
-    assert is_deserted(folder)
-    with Lock(folder, "again"):  # Looking takes nothing away.
-        assert not is_deserted(folder)
+    with LocalStore(folder.path, "ours").lock():
+        assert not folder.store.is_deserted()
+    assert folder.store.is_deserted()
+    with LocalStore(folder.path, "again").lock():  # Looking takes nothing away.
+        assert not folder.store.is_deserted()
 
     for text in (
         "",
@@ -123,7 +124,7 @@ def test_a_folder_is_deserted_when_its_last_holder_has_left_and_it_was_of_this_m
         f"pid 7 on host {socket.gethostname()}.x, session s\n",
     ):
         lock.write_text(text)
-        assert not is_deserted(folder)
+        assert not folder.store.is_deserted()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs flock")
@@ -135,11 +136,11 @@ def test_where_there_are_no_locks_nobody_knows_whether_a_folder_is_deserted(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    with Lock(folder, "ours"):
+    with LocalStore(folder.path, "ours").lock():
         pass
     monkeypatch.setattr(fcntl, "flock", refuse)
 
-    assert not is_deserted(folder)
+    assert not folder.store.is_deserted()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
@@ -149,9 +150,9 @@ def test_a_lock_is_free_after_its_holder_was_killed(
     other.send_signal(signal.SIGKILL)
     other.wait(10)
 
-    assert holder(folder) == ""
-    with Lock(folder, "ours"):
-        assert holder(folder) == f"pid {os.getpid()} on host {socket.gethostname()}, session ours"
+    assert folder.store.holder() == ""
+    with LocalStore(folder.path, "ours").lock():
+        assert folder.store.holder() == f"pid {os.getpid()} on host {socket.gethostname()}, session ours"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
@@ -159,8 +160,8 @@ def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_lock(folder: Ru
     code = """
         import subprocess, sys
         from pathlib import Path
-        from fwconvert.store.folder import Lock, RunFolder
-        with Lock(RunFolder(Path(sys.argv[1])), "theirs"):
+        from fwconvert.store.local import LocalStore
+        with LocalStore(Path(sys.argv[1]), "theirs").lock():
             sleeper = subprocess.Popen(
                 [sys.executable, "-c", "import sys; sys.stdin.read()"], stdout=subprocess.DEVNULL
             )
@@ -170,53 +171,53 @@ def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_lock(folder: Ru
     with child.start(code, folder.path) as process:
         assert process.stdout is not None
         sleeper = int(process.stdout.readline())
-        assert holder(folder)
+        assert folder.store.holder()
         process.kill()
         process.wait(10)
         os.kill(sleeper, 0)  # It is alive: our end of its input is still open.
 
-        assert holder(folder) == ""
-        with Lock(folder, "ours"):
+        assert folder.store.holder() == ""
+        with LocalStore(folder.path, "ours").lock():
             pass
 
 
 def test_a_lock_is_free_after_an_exception(folder: RunFolder) -> None:
-    with pytest.raises(ValueError, match="failed"), Lock(folder, "ours"):
+    with pytest.raises(ValueError, match="failed"), LocalStore(folder.path, "ours").lock():
         raise ValueError("failed")
 
-    assert holder(folder) == ""
+    assert folder.store.holder() == ""
 
 
 def test_a_lock_holds_within_one_process_as_well(folder: RunFolder) -> None:
-    with Lock(folder, "first"), pytest.raises(UsageError, match="session first"):
-        Lock(folder, "second")
+    with LocalStore(folder.path, "first").lock(), pytest.raises(UsageError, match="session first"):
+        LocalStore(folder.path, "second").lock()
 
 
 def test_the_next_holder_replaces_the_whole_text(folder: RunFolder) -> None:
-    with Lock(folder, "a session with quite a long name"):
+    with LocalStore(folder.path, "a session with quite a long name").lock():
         pass
-    with Lock(folder, "short"):
-        assert holder(folder).endswith("session short")
+    with LocalStore(folder.path, "short").lock():
+        assert folder.store.holder().endswith("session short")
 
 
 def test_a_lock_file_full_of_rubbish_is_no_obstacle(folder: RunFolder) -> None:
     (folder.private / "lock").write_bytes(b"\xff\x00" * 5000)
 
-    assert holder(folder) == ""
-    with Lock(folder, "ours"):
-        assert holder(folder).endswith("session ours")
+    assert folder.store.holder() == ""
+    with LocalStore(folder.path, "ours").lock():
+        assert folder.store.holder().endswith("session ours")
 
 
 def test_looking_at_the_holder_does_not_make_a_session_fail(folder: RunFolder) -> None:
     look = """
         import sys, time
         from pathlib import Path
-        from fwconvert.store.folder import RunFolder, holder
+        from fwconvert.store.folder import RunFolder
         folder = RunFolder(Path(sys.argv[1]))
         print("looking", flush=True)
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
-            holder(folder)
+            folder.store.holder()
             time.sleep(0.002)
     """
     (folder.private / "lock").write_bytes(b"")
@@ -225,10 +226,14 @@ def test_looking_at_the_holder_does_not_make_a_session_fail(folder: RunFolder) -
         process.stdout.readline()
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
-            with Lock(folder, "ours"):
+            with LocalStore(folder.path, "ours").lock():
                 pass
 
 
-def test_a_lock_in_a_folder_that_is_not_there_is_an_output_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="lock"):
-        Lock(RunFolder(tmp_path / "missing"), "ours")
+def test_a_lock_makes_its_folder_and_where_that_cannot_be_it_is_an_output_error(tmp_path: Path) -> None:
+    with LocalStore(tmp_path / "new", "ours").lock():
+        assert (tmp_path / "new" / ".fwconvert" / "lock").is_file()
+
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match=r"\.fwconvert"):
+        LocalStore(tmp_path / "file", "ours").lock()

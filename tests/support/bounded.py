@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import forked
 import psutil
 import runner
 
@@ -37,21 +38,24 @@ class Ended:
 
 
 def run(
-    *words: object, env: dict[str, str] | None = None, seconds: float = SPARE_SECONDS, cwd: Path | None = None
+    *words: object, env: dict[str, str] | None = None, seconds: float = SPARE_SECONDS, **how: Any
 ) -> Ended:
-    """Run the program with these words; fail if it exceeds its memory or its time, or shows a traceback."""
-    return run_line([sys.executable, "-m", "fwconvert", *map(str, words)], env, seconds, cwd)
+    """Run the program with these words; fail if it exceeds its memory or its time, or shows a traceback.
+
+    `how` is as for subprocess.Popen.
+    """
+    return run_line([sys.executable, "-m", "fwconvert", *map(str, words)], env, seconds, **how)
 
 
 def run_line(
     line: list[str],
     env: dict[str, str] | None = None,
     seconds: float = SPARE_SECONDS,
-    cwd: Path | None = None,
+    **how: Any,
 ) -> Ended:
     """Run a command line of its own; fail as `run` does."""
     begun = time.monotonic()
-    process = subprocess.Popen(
+    process = forked.start(
         line,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -59,8 +63,8 @@ def run_line(
         text=True,
         errors="replace",
         start_new_session=True,
-        cwd=cwd,
         env={**(os.environ if env is None else env), "PYTHONPATH": str(runner.REPOSITORY)},
+        **how,
     )
     watch = _Watch(process)
     try:

@@ -19,12 +19,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import corpus
+import forked
 import runner
 from hub_server import REPO, HubServer, Seen
 
 from fwconvert.recipes import SourceManifest
 from fwconvert.sources import catalog
-from fwconvert.store import names
+from fwconvert.store import layout
 
 FOLDER = "sample/10BT"
 SHARD_TOKENS = 100_000
@@ -106,7 +107,7 @@ def environment(endpoint: str, **settings: str) -> dict[str, str]:
 @contextmanager
 def running(words: list[str], endpoint: str, **settings: str) -> Iterator["subprocess.Popen[str]"]:
     """Have a command run during the block, in a session of its own; nothing of it is left after."""
-    process = subprocess.Popen(
+    process = forked.start(
         [sys.executable, "-m", "fwconvert", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -162,7 +163,7 @@ def sources(out: Path) -> dict[str, int]:
 
 def place_name(path: str) -> str:
     """Return the name of a fetched file among the sources of a run, by its path in the repository."""
-    return f"{names.job_key(path)}.parquet"
+    return f"{layout.job_key(path)}.parquet"
 
 
 def receipts(out: Path) -> list[str]:

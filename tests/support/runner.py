@@ -17,9 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 
 import fwconvert
+from fwconvert.run.engines import Engine
 
 REPOSITORY = Path(fwconvert.__file__).parent.parent
 PRIVATE = ".fwconvert"
@@ -47,11 +49,19 @@ class Notices:
 
 
 def convert(
-    source: Path, out: Path, *, workers: int = 1, notices: Notices | None = None, **choices: Any
+    source: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    engine: Engine | None = None,
+    notices: Notices | None = None,
+    **choices: Any,
 ) -> fwconvert.Result:
     """Convert by the Python API."""
-    recipe = fwconvert.make_recipe(source=str(source), **choices)
-    return fwconvert.convert(recipe, out, fwconvert.Options(workers=workers), observer=notices)
+    recipe = fwconvert.recipe(source=str(source), **choices)
+    options = fwconvert.Options(workers=workers)
+    with forked.workers():
+        return fwconvert.convert(recipe, out, options, engine=engine, observer=notices)
 
 
 def command(source: Path, out: Path, *flags: str, **choices: Any) -> list[str]:
@@ -66,13 +76,13 @@ def command_line(*words: object, **how: Any) -> "subprocess.CompletedProcess[str
     """Run the program with these words to its end."""
     line = [sys.executable, "-m", "fwconvert", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **how.pop("env", {})}
-    how = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE, **how}
-    return subprocess.run(line, check=False, env=environment, **how)
+    how = {"text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE, **how}
+    return forked.run(line, env=environment, **how)
 
 
 def start(source: Path, out: Path, *flags: str, **choices: Any) -> "subprocess.Popen[str]":
     """Start a conversion in a session of its own, in which its workers can be found."""
-    return subprocess.Popen(
+    return forked.start(
         command(source, out, *flags, **choices),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -2,17 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fwconvert.job.orders import ConvertOrder, JoinOrder, RunContext
-from fwconvert.recipes import Rules, SourceShard
-from fwconvert.run.engine import Progress
+from fwconvert.run.engines import Progress
 from fwconvert.run.state import Snapshot
-from fwconvert.store.receipts import Segment
 
-RULES = Rules("gpt2", "0" * 64, "before", "uint16", "text", 100, 100, "independent", "llmc", "edu", 3)
-CONTEXT = RunContext(Path("out"), "recipe", RULES, "session")
 LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 
 
@@ -25,12 +19,11 @@ class Clock:
 
 
 def job(path: str = "000_00000.parquet", fraction: float = 0.5, tokens: int = 3_210_000) -> Progress:
-    return Progress(ConvertOrder(CONTEXT, SourceShard(path, 10**9), 0, Path(path)), fraction, tokens, 0)
+    return Progress(path, path, fraction, tokens, size=10**9)
 
 
 def join_job(name: str = "edu_train_000001.bin", fraction: float = 0.25) -> Progress:
-    segments = (Segment(0, 0, 0, 60_000_000), Segment(1, 60_000_000, 0, 40_000_000))
-    return Progress(JoinOrder(CONTEXT, name, "train", segments, ("a", "b")), fraction, 0, 0)
+    return Progress(name, name, fraction, int(fraction * 10**8), size=10**8)
 
 
 def at(done: float, **changes: Any) -> Snapshot:

@@ -11,18 +11,16 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import engines
 import pytest
 import runner
 from runner import PRIVATE
 
 from fwconvert import cli
-from fwconvert.job.orders import Order, Outcome
-from fwconvert.job.worker import perform
 from fwconvert.store.folder import RunFolder
 
 CHOICES: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
@@ -30,37 +28,6 @@ BAD = "01.parquet"
 
 posix = pytest.mark.skipif(os.name == "nt", reason="wants links, pipes or any bytes in names")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="wants a limit of memory that is kept")
-
-
-class InlineEngine:
-    """Carries out orders in this very process: who reads makes no difference to what is read."""
-
-    slots = 1
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, order: Order) -> "Future[Outcome]":
-        future: Future[Outcome] = Future()
-        future.set_result(perform(order))
-        return future
-
-    def outcome(self, future: "Future[Outcome]") -> Outcome:
-        return future.result()
-
-    def progress(self) -> list[Any]:
-        return []
-
-    def police(self) -> None:
-        pass
-
-    stop = kill = police
 
 
 class Run:
@@ -105,7 +72,7 @@ def command(*words: object) -> Ended:
     stdout = io.TextIOWrapper(out, "utf-8", errors="strict", write_through=True)
     stderr = io.TextIOWrapper(err, "utf-8", errors="backslashreplace", write_through=True)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = cli.main([str(word) for word in words])
+        code = cli.main([str(word) for word in words], engine=engines.inline())
     return Ended(code, (out.getvalue() + err.getvalue()).decode())
 
 

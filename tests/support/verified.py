@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 import fwconvert
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.verify import verify
+from fwconvert.recipes import EotSide, Layout
 from fwconvert.shards import shard
-from fwconvert.store import names
+from fwconvert.store import layout as names
 from fwconvert.tokens.vocabulary import find
 
 SIZE = 64
@@ -52,17 +54,15 @@ TOKENS = sum(len(text.encode()) + 1 for texts in SOURCES.values() for text in te
 
 @dataclass(frozen=True)
 class Kind:
-    layout: str = "independent"
-    eot: str = "before"
+    layout: Layout = "independent"
+    eot: EotSide = "before"
     val_tokens: int = SIZE
     tokenizer: str = "bytes"
 
 
 KINDS = [
     Kind(layout, eot, val_tokens)
-    for layout, eot, val_tokens in itertools.product(
-        ("independent", "contiguous"), ("before", "after"), (SIZE, 0, 100_000)
-    )
+    for layout, eot, val_tokens in itertools.product(get_args(Layout), get_args(EotSide), (SIZE, 0, 100_000))
 ]
 BEFORE, AFTER = Kind(), Kind(eot="after")
 
@@ -74,7 +74,7 @@ def write_sources(folder: Path, sources: dict[str, list[str | None]]) -> None:
 
 
 def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> fwconvert.Result:
-    recipe = fwconvert.make_recipe(
+    recipe = fwconvert.recipe(
         source=str(sources),
         tokenizer=kind.tokenizer,
         shard_tokens=shard_tokens,
@@ -84,7 +84,8 @@ def convert(sources: Path, out: Path, kind: Kind, shard_tokens: int = SIZE) -> f
         name="t",
         last="keep",
     )
-    return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
+    with forked.workers():
+        return fwconvert.convert(recipe, out, fwconvert.Options(workers=1))
 
 
 Run = Callable[[Kind], Path]
@@ -131,7 +132,7 @@ def seal(out: Path) -> None:
 
 
 def index_of(out: Path, name: str) -> Path:
-    return out / "index" / names.index(name)
+    return out / names.index(name)
 
 
 def tokens_of(out: Path, name: str) -> "np.ndarray[Any, Any]":

@@ -51,7 +51,7 @@ def naive(texts: Sequence[str]) -> list[int]:
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
     pytest.importorskip("gigatoken", reason="gigatoken is not installed: there is nothing to be doubted")
-    return runpy.run_path(str(Path(__file__).parents[2] / "scripts/derive_disagreements.py"))
+    return runpy.run_path(str(Path(__file__).parents[2] / "scripts/lib/derive_disagreements.py"))
 
 
 def test_the_table_is_that_of_the_installed_versions(script: dict[str, Any]) -> None:

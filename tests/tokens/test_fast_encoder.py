@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from fwconvert.tokens import disagreements, gigatoken
 from fwconvert.tokens.gigatoken import FastTokenizer, spliced
-from fwconvert.tokens.tokenizer import Encoded, Tokenizer, load
+from fwconvert.tokens.registry import load
+from fwconvert.tokens.spec import Loading
+from fwconvert.tokens.tokenizer import Encoded, Tokenizer
 from fwconvert.tokens.vocabulary import find, read_table
 
 pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
@@ -68,7 +70,7 @@ def test_long_runs_and_a_document_of_megabytes(pair: tuple[FastTokenizer, Tokeni
 
 def test_ids_do_not_depend_on_what_was_encoded_before(pair: tuple[FastTokenizer, Tokenizer]) -> None:
     quick, _ = pair
-    fresh = FastTokenizer(quick.vocabulary, read_table(quick.vocabulary, NOWHERE))
+    fresh = FastTokenizer(quick.spec, read_table(quick.spec, NOWHERE))
     texts = pa.array([f"some words {number} and more" for number in range(500)])
     quick.encode(pa.array(["altogether different"] * 10))
     assert np.array_equal(quick.encode(texts).tokens, fresh.encode(texts).tokens)
@@ -77,11 +79,11 @@ def test_ids_do_not_depend_on_what_was_encoded_before(pair: tuple[FastTokenizer,
 
 def test_threads_change_nothing(pair: tuple[FastTokenizer, Tokenizer]) -> None:
     quick, reference = pair
-    table = read_table(quick.vocabulary, NOWHERE)
+    table = read_table(quick.spec, NOWHERE)
     texts = pa.array([f"document {number} " * (number % 50) for number in range(2000)])
     for threads in (2, 5):
-        assert_equal((FastTokenizer(quick.vocabulary, table, threads), reference), texts)
-        both = load(quick.vocabulary, NOWHERE, threads).encode(texts)
+        assert_equal((FastTokenizer(quick.spec, table, threads), reference), texts)
+        both = load(quick.spec, NOWHERE, Loading(threads=threads)).encode(texts)
         assert np.array_equal(both.tokens, reference.encode(texts).tokens)
 
 

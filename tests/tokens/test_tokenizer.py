@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
 from fwconvert.recipes import EotSide, TokenType
-from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, load, place_eot
+from fwconvert.tokens.registry import load
+from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, place_eot
 from fwconvert.tokens.vocabulary import find, read_table
 
 OPENAI: Any = importlib.import_module("tiktoken_ext.openai_public")
@@ -78,7 +79,7 @@ def documents_of(encoded: Encoded) -> list[list[int]]:
 def differing(tokenizer: Tokenizer, oracle: tiktoken.Encoding, texts: Sequence[str]) -> list[str]:
     """Return the texts whose tokens are not exactly the oracle's (empty when all is well)."""
     encoded = tokenizer.encode(pa.array(texts, pa.string()))
-    assert encoded.tokens.dtype == tokenizer.vocabulary.token_type
+    assert encoded.tokens.dtype == tokenizer.spec.token_type
     assert encoded.offsets.dtype == np.int64
     assert encoded.offsets[-1] == len(encoded.tokens)
     found = zip(texts, documents_of(encoded), strict=True)
@@ -145,7 +146,7 @@ def test_a_special_token_in_a_text_is_ordinary_characters(
     texts = ["".join(parts) for parts in around] + [SPECIALS[0] * 1000, SPECIALS[0][:-1]]
     assert differing(tokenizer, oracle, texts) == []
     tokens = tokenizer.encode(pa.array(texts)).tokens
-    assert tokenizer.vocabulary.eot not in tokens
+    assert tokenizer.spec.eot not in tokens
 
 
 NASTY = st.lists(
@@ -191,7 +192,7 @@ def test_no_texts_and_empty_texts_give_no_tokens(
     for each, array in itertools.product((tokenizer, bytewise), (pa.array(texts, kind), bare)):
         encoded = each.encode(array)
         assert encoded.tokens.tolist() == []
-        assert encoded.tokens.dtype == each.vocabulary.token_type
+        assert encoded.tokens.dtype == each.spec.token_type
         assert encoded.offsets.tolist() == [0] * (len(array) + 1)
 
 
@@ -238,7 +239,7 @@ def test_tokens_may_be_decoded_from_and_to_the_middle_of_a_character(
 
 def test_eot_is_decoded_to_its_name(tokenizer: Tokenizer, bytewise: Tokenizer) -> None:
     for each, side in itertools.product((tokenizer, bytewise), get_args(EotSide)):
-        stream = place_eot(each.encode(pa.array(["caf\u00e9", ""])), each.vocabulary.eot, side)
+        stream = place_eot(each.encode(pa.array(["caf\u00e9", ""])), each.spec.eot, side)
         assert (
             each.decode(stream.tokens).replace(b"<|endoftext|>", b"|")
             == {
@@ -255,7 +256,7 @@ def test_eot_is_decoded_to_its_name(tokenizer: Tokenizer, bytewise: Tokenizer) -
 def test_an_id_that_does_not_exist_is_named(which: str, token: int) -> None:
     each = load(find(which), Path("nowhere"))
     with pytest.raises(ShardError, match=rf"token +{token}\n"):
-        each.decode(np.array([65, token, 66], each.vocabulary.token_type))
+        each.decode(np.array([65, token, 66], each.spec.token_type))
 
 
 @unhurried

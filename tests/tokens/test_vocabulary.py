@@ -16,7 +16,7 @@ import zstandard
 from hostile_server import Answering, HostileServer, Line
 
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry, vocabulary
 from fwconvert.tokens.tokenizer import parse_ranks
 from fwconvert.tokens.vocabulary import (
     BYTES_DEFINITION,
@@ -31,7 +31,16 @@ from fwconvert.tokens.vocabulary import (
 OPENAI: Any = importlib.import_module("tiktoken_ext.openai_public")
 
 MADE_UP_TABLE = b"YQ== 0\nYg== 1\nYWI= 2\n"
-MADE_UP = Vocabulary("made_up", "made_up", hashlib.sha256(MADE_UP_TABLE).hexdigest(), 4, 3, ".")
+MADE_UP = Vocabulary(
+    kind="tiktoken",
+    name="made_up",
+    table="made_up",
+    sha256=hashlib.sha256(MADE_UP_TABLE).hexdigest(),
+    size=4,
+    eot=3,
+    pattern=".",
+    text_bytes_per_token=1.0,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -153,12 +162,12 @@ def last_two(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 )
 def test_an_unknown_name_is_answered_with_the_nearest_one(given: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"did you mean {meant}\\?"):
-        find(given)
+        registry.find(given)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
     with pytest.raises(UsageError) as caught:
-        find("")
+        registry.find("")
     assert ", ".join(VOCABULARIES) in str(caught.value)
 
 

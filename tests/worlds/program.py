@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import forked
 import hub_runs
 import psutil
 import runner
@@ -95,7 +96,7 @@ class Program:
     def _start(self, words: tuple[str, ...]) -> "subprocess.Popen[str]":
         self.commands += 1
         self.note(f"$ fwconvert {shlex.join(words)}")
-        return subprocess.Popen(
+        return forked.start(
             [sys.executable, "-m", "fwconvert", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,13 +1,14 @@
 """The runs that are spoilt, and who reads their records."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import corpus
+import engines
 import pytest
 import runner
-from spoiled_runs import BAD, CHOICES, InlineEngine, Reader, Run, Runs, copy_of
+from spoiled_runs import BAD, CHOICES, Reader, Run, Runs, copy_of
 
 from fwconvert import records
 from fwconvert.shards import shard
@@ -17,26 +18,19 @@ from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_processes() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fwconvert.run.convert.LocalEngine", InlineEngine)
-        yield
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     base = tmp_path_factory.mktemp("runs")
     sources = corpus.equal_sources(base / "sources", files=3, rows=30)
-    assert runner.convert(sources, base / "finished", **CHOICES).complete
+    assert runner.convert(sources, base / "finished", engine=engines.inline(), **CHOICES).complete
     tree = runner.tree(base / "finished")
 
     good = (sources / BAD).read_bytes()
     (sources / BAD).write_bytes(bytes(len(good)))
-    assert not runner.convert(sources, base / "halted", **CHOICES).complete
+    assert not runner.convert(sources, base / "halted", engine=engines.inline(), **CHOICES).complete
     (sources / BAD).write_bytes(good)
     # The one whose source was replaced is no finished run for whoever compares times.
-    assert runner.convert(sources, base / "finished", **CHOICES).untouched
+    assert runner.convert(sources, base / "finished", engine=engines.inline(), **CHOICES).untouched
     return Runs(Run(base / "finished", sources, tree), Run(base / "halted", sources, tree))
 
 

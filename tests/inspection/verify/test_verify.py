@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,9 @@ from verified import (
 
 from fwconvert.inspection import verify_shard
 from fwconvert.inspection.verify import verify
-from fwconvert.store import names
-from fwconvert.store.folder import Lock, RunFolder
+from fwconvert.store import layout as names
+from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens.vocabulary import find
 
@@ -86,7 +88,7 @@ def test_the_runs_have_the_borders_that_are_hard(run: Run) -> None:
 
 @pytest.mark.parametrize("layout", ["independent", "contiguous"])
 @pytest.mark.parametrize("eot", ["before", "after"])
-def test_shards_shorter_than_most_documents_are_proven(layout: str, eot: str, tmp_path: Path) -> None:
+def test_shards_shorter_than_most_documents_are_proven(layout: Any, eot: Any, tmp_path: Path) -> None:
     dice = random.Random(7)
     sources = {f"{number:02d}": of(*dice.choices(range(2, 20), k=dice.randrange(8))) for number in range(9)}
     write_sources(tmp_path / "sources", sources)
@@ -213,7 +215,7 @@ def test_temporary_files_are_told_unless_somebody_is_at_work(whole: Path) -> Non
     folder = RunFolder(whole)
     (folder.temporary / "litter").write_bytes(b"")
     (whole / "t_train_00009_003.bin").write_bytes(b"")
-    with Lock(folder, "session-7"):
+    with LocalStore(folder.path, "session-7").lock():
         assert_told(whole, ".fwconvert: a session is at work here, so nothing is final: pid")
     assert_told(
         whole,

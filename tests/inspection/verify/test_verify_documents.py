@@ -24,7 +24,7 @@ from verified import (
 
 from fwconvert.inspection import verify_shard
 from fwconvert.shards import shard
-from fwconvert.store import names
+from fwconvert.store import layout
 from fwconvert.tokens.vocabulary import find
 
 # --- EOT before each document
@@ -160,9 +160,9 @@ def test_two_files_that_changed_their_names_are_told(before: Path) -> None:
 @pytest.mark.parametrize("step", [1, 2, 3, 100])
 def test_a_fall_is_seen_within_a_step_and_between_two(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_shard, "STEP", step)
-    assert verify_shard.first_fall(np.arange(7)) == -1
+    assert shard.first_fall(np.arange(7)) == -1
     for at in range(1, 7):
-        assert verify_shard.first_fall(np.arange(7) - (np.arange(7) >= at)) == at
+        assert shard.first_fall(np.arange(7) - (np.arange(7) >= at)) == at
 
 
 # --- EOT after each document
@@ -216,7 +216,7 @@ def test_a_document_that_is_missing_behind_a_border_is_told(
     seal(after)
     assert_told(
         after,
-        f"index/{names.index(name)}: {source} begins no document here, though {end} ends with an EOT",
+        f"{layout.index(name)}: {source} begins no document here, though {end} ends with an EOT",
         f"the job {source} has {documents} documents, its indexes {documents - 1}",
         f"the token shards have {count - 1} documents, but the jobs gave {count}",
     )
@@ -237,7 +237,7 @@ def test_a_document_that_starts_behind_a_border_within_another_is_told(
     seal(after)
     found = told(after)
     what = f"{source} begins a document here, though {end} ends without an EOT"
-    assert f"index/{names.index(name)}: {what}" in found
+    assert f"{layout.index(name)}: {what}" in found
     assert any(f"the job {source} has" in problem and "its indexes" in problem for problem in found)
 
 

@@ -30,7 +30,7 @@ LIMIT = sum(len(text.encode()) + 1 for texts in [*SOURCES.values()][:4] for text
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("limited")
     write_sources(base / "sources", SOURCES)
-    recipe = fwconvert.make_recipe(
+    recipe = fwconvert.recipe(
         source=str(base / "sources"),
         tokenizer="bytes",
         shard_tokens=SIZE,

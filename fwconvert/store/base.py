@@ -1,0 +1,214 @@
+"""Where a run lies, as the rest of the package sees it.
+
+A run is a set of files under relative names ("manifest.json", "index/...docs"), which `layout`
+makes and nobody else. A store keeps them: `LocalStore` in a folder, and any other that holds to
+the promises below. Everything that survives a crash rests on three of them: a file has its name
+only when it is whole, a name is safe once it is settled, and nothing is retried on a draft that
+failed.
+
+Reading raises OSError, which callers turn into an error of their own; writing raises OutputError.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+from fwconvert import files, records
+from fwconvert.records import Record
+
+Content = bytes | memoryview
+
+
+class FileState(NamedTuple):
+    """What a store knows of a file without reading it."""
+
+    bytes: int
+    # When its content last changed, in nanoseconds since 1970.
+    changed_at: int
+
+
+class Draft(Protocol):
+    """A file under construction, hashed while it is written.
+
+    It has no name that a reader of the run could find until `publish`. Leaving the `with` block,
+    by whichever way, removes it unless it was published. A crash leaves it behind as litter, which
+    `Store.sweep` and `Store.sweep_abandoned` remove.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file on this machine's disk while it is a draft; complete after `finish`."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes were written."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of all that was written; `finish` first."""
+        ...
+
+    def write(self, content: Content) -> None:
+        """Append all of `content`. A failure shows in `finish` at the latest."""
+        ...
+
+    def finish(self) -> None:
+        """Make the content durable. After a failure this raises: nothing is retried on the same file."""
+        ...
+
+    def publish(self, name: str) -> None:
+        """Finish, then give the file its name at once, in place of any other file of that name.
+
+        A crash leaves the old file or the whole new one, never a part. That it is the new one is
+        certain only after `Store.settle` of the folder that the name is in.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Remove the draft unless it was published. Again does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Store(Protocol):
+    """The files of one run, by relative POSIX names; "" is the run's own folder."""
+
+    @property
+    def uri(self) -> str:
+        """Where the run lies, in words that open the same run again."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The id of the session that writes here; "" for a reader."""
+        ...
+
+    def address(self, name: str) -> str:
+        """Return what messages call a file."""
+        ...
+
+    def draft(self, label: str) -> Draft:
+        """Begin a file. `label` tells the drafts of one order from those of others."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Make `content` the content of a file, durably and all at once.
+
+        After a crash the file has the old content or the new, and the new if this has returned.
+        """
+        ...
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of a file. One of more than `most` bytes is not read: files.TooLarge."""
+        ...
+
+    def state(self, name: str) -> FileState | None:
+        """Return what is known of a file, or None if there is none; files.Refused if it is not regular."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file, or None if there is none; files.Refused if it is not regular."""
+        ...
+
+    def list(self, folder: str) -> Iterator[str]:
+        """Yield the names of the files in a folder, without the folder's, in no order.
+
+        Folders in it are left out, a folder that is missing has no files, and there may be a
+        million that somebody else put there.
+        """
+        ...
+
+    def local(self, name: str) -> Path:
+        """Return where a file can be opened and mapped on this machine."""
+        ...
+
+    def remove(self, *names: str) -> None:
+        """Remove files, those that are there. Durable after `settle`."""
+        ...
+
+    def clear(self, folder: str) -> int:
+        """Remove all files in a folder; return how many. Durable after `settle`."""
+        ...
+
+    def settle(self, *folders: str) -> None:
+        """Make durable which names are in these folders: what was published and removed stays so."""
+        ...
+
+    def touch(self, name: str, changed_at: int) -> None:
+        """Set when a file last changed, where that is possible. It saves time; nothing may rest on it."""
+        ...
+
+    def prepare(self) -> None:
+        """Make all folders of a run, durably; raises as `refuse_links` does."""
+        ...
+
+    def refuse_links(self) -> None:
+        """Raise OutputError if a folder of the run is a link: what is made there would be somewhere else."""
+        ...
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Hold the run as this session's alone, or raise UsageError that says who holds it.
+
+        The lock is free as soon as its holder is dead, however it died.
+        """
+        ...
+
+    def holder(self) -> str:
+        """Return which session holds the lock ("pid 7 on host h, session s"), or "" if none does."""
+        ...
+
+    def is_deserted(self) -> bool:
+        """Tell whether it is certain that no session is at work: the last one is over, on this machine."""
+        ...
+
+    def sweep(self, label: str = "") -> int:
+        """Remove the drafts of this session, or only those of one label; return how many."""
+        ...
+
+    def sweep_abandoned(self) -> int:
+        """Remove the drafts of sessions that are certainly dead; return how many. Hold the lock.
+
+        A live session keeps its drafts. Should one lose a draft all the same, its `publish` fails and
+        nothing wrong gets a name.
+        """
+        ...
+
+
+R = TypeVar("R", bound=Record)
+
+
+def exists(store: Store, name: str) -> bool:
+    """Tell whether there is a regular file of that name. Raises OSError if nobody can tell."""
+    try:
+        return store.state(name) is not None
+    except files.Refused:
+        return False
+
+
+def holds(store: Store, name: str, content: bytes) -> bool:
+    """Tell whether a file has this content; one that cannot be read has another."""
+    try:
+        return store.size(name) == len(content) and store.read(name, len(content)) == content
+    except OSError:
+        return False
+
+
+def read_record(store: Store, name: str, kind: type[R], described: Callable[[], int] = lambda: 0) -> R:
+    """Return a record, or raise ManifestError that says what is wrong with the file.
+
+    `described` counts the files that it may describe (see records.decode).
+    """
+    where = store.address(name)
+    raw = records.content(lambda most: store.read(name, most), kind, where)
+    return records.decode(raw, kind, where, described)
+
+
+def record_names(store: Store, folder: str) -> Iterator[str]:
+    """Yield the names of the records in a folder, without the folder's, in no order."""
+    return (name for name in store.list(folder) if name.endswith(".json"))

@@ -1,0 +1,119 @@
+"""Every kind of tokenizer, and from a name or a recipe's rules to a tokenizer: the one door to this room.
+
+A new kind is a class (see spec.TokenizerKind), a line in KINDS, and its tests.
+Tokenizers that are built in are known by their name alone, as the recipes of
+the first versions have them. Of any other the rules hold the whole spec.
+"""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fwconvert.errors import UsageError, message
+from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.recipes import Rules
+from fwconvert.tokens import vocabulary
+from fwconvert.tokens.encoders import TiktokenKind
+from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
+
+if TYPE_CHECKING:
+    from fwconvert.tokens.tokenizer import Tokenizer
+
+
+class BytesKind:
+    """A token is one byte of UTF-8, and 256 separates documents: nothing to load, and easy to invert."""
+
+    def names(self) -> list[str]:
+        """See TokenizerKind."""
+        return ["bytes"]
+
+    def find(self, name: str) -> TokenizerSpec | None:
+        """See TokenizerKind."""
+        return vocabulary.VOCABULARIES[name] if name == "bytes" else None
+
+    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:  # noqa: ARG002
+        """Return the only one that there is."""
+        return "reference", ""
+
+    def provide(self, spec: TokenizerSpec, folder: Path) -> None:
+        """Need no file."""
+
+    def copy(self, spec: TokenizerSpec, folder: Path, target: Path) -> None:
+        """Need no file."""
+
+    def load(self, spec: TokenizerSpec, folder: Path, how: Loading) -> "Tokenizer":  # noqa: ARG002
+        """See TokenizerKind."""
+        from fwconvert.tokens.tokenizer import BytesTokenizer  # noqa: PLC0415  # heavy
+
+        return BytesTokenizer(spec)
+
+    def estimate_tokens(self, spec: TokenizerSpec, text_bytes: int, documents: int) -> int:  # noqa: ARG002
+        """Return exactly how many."""
+        return text_bytes + documents
+
+
+KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind()}
+
+
+def find(name: str) -> TokenizerSpec:
+    """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist."""
+    for kind in KINDS.values():
+        spec = kind.find(name)
+        if spec is not None:
+            return spec
+    known = [name for kind in KINDS.values() for name in kind.names()]
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    raise UsageError(
+        message(
+            "there is no such tokenizer",
+            f"did you mean {near[0]}?" if near else "choose one of the known names",
+            given=repr(name),
+            known=", ".join(known),
+        )
+    )
+
+
+def of_rules(rules: Rules) -> TokenizerSpec:
+    """Return the tokenizer of a recipe's rules, or raise UsageError if this version has none of its kind."""
+    if rules.tokenizer_kind is None or rules.vocabulary_size is None or rules.eot_id is None:
+        return find(rules.tokenizer)
+    if rules.tokenizer_kind not in KINDS:
+        raise UsageError(
+            message(
+                "this version of fwconvert has no such kind of tokenizer",
+                "use the version that made the recipe",
+                kind=repr(rules.tokenizer_kind),
+                known=", ".join(KINDS),
+            )
+        )
+    return TokenizerSpec(
+        kind=rules.tokenizer_kind,
+        name=rules.tokenizer,
+        sha256=rules.vocabulary_sha256,
+        size=rules.vocabulary_size,
+        eot=rules.eot_id,
+    )
+
+
+def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
+    """Return what the rules of a recipe say of its tokenizer: what `of_rules` reads."""
+    rules = {"tokenizer": spec.name, "vocabulary_sha256": spec.sha256, "token_type": spec.token_type}
+    if spec.built_in:
+        return rules
+    return {**rules, "tokenizer_kind": spec.kind, "vocabulary_size": spec.size, "eot_id": spec.eot}
+
+
+def kind_of(spec: TokenizerSpec) -> TokenizerKind:
+    """Return what loads such a tokenizer."""
+    return KINDS[spec.kind]
+
+
+def load(spec: TokenizerSpec, folder: Path, how: Loading = Loading()) -> "Tokenizer":  # noqa: B008  # it is frozen
+    """Return a tokenizer; `folder` is the one that it was provided in."""
+    return kind_of(spec).load(spec, folder, how)
+
+
+def estimate_tokens(rules: Rules, text_bytes: int, documents: int) -> int:
+    """Return about how many tokens such a text has, separators included."""
+    spec = of_rules(rules)
+    return kind_of(spec).estimate_tokens(spec, text_bytes, documents)

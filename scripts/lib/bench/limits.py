@@ -1,0 +1,120 @@
+"""What limits fwconvert: the ceiling of its libraries, and what decoding, hashing and writing cost alone.
+
+The ceiling cannot be passed with the libraries that fwconvert uses: the same
+files are distributed over as many spawned processes, which decode the text as
+fwconvert does, hand it to the fast encoder, and discard the result.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from importlib import import_module, util
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fwconvert.sources import parquet as source
+from fwconvert.tokens import encoders, registry, vocabulary
+
+Counts: TypeAlias = "Counter[str]"
+Encode: TypeAlias = Callable[[pa.Array], int]
+
+_BLOCK_BYTES = 4 * 2**20
+
+
+def texts(path: Path) -> Iterator[pa.Array]:
+    """Yield the text column as fwconvert.sources.parquet reads it, without its checks."""
+    with pq.ParquetFile(
+        path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
+    ) as parquet:
+        size = source.batch_rows(parquet.metadata)
+        for rows in parquet.iter_batches(size, columns=["text"], use_threads=False):
+            yield rows.column(0)
+
+
+def counts(text: pa.Array, tokens: int = 0) -> Counts:
+    """Return the counts of a row: a document is a non-empty text, and has one EOT token on top."""
+    sizes = pc.fill_null(pc.binary_length(text), 0)
+    documents = int(np.count_nonzero(sizes.to_numpy(zero_copy_only=False)))
+    return Counter(documents=documents, text_bytes=pc.sum(sizes).as_py() or 0, tokens=tokens + documents)
+
+
+def ceiling(files: list[str], processes: int, tokenizer: str) -> Counts:
+    """Decode and encode, in this many processes."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return sum(pool.map(_encode_file, files, [tokenizer] * len(files)), Counter())
+
+
+def _encode_file(path: str, name: str) -> Counts:
+    encode = fast_encoder(name)
+    return sum((counts(text, encode(text)) for text in texts(Path(path))), Counter())
+
+
+def rank_table(chosen: vocabulary.Vocabulary) -> bytes:
+    """Return a rank table: the package's, or tiktoken's (see TIKTOKEN_CACHE_DIR)."""
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary.provide(chosen, Path(folder))
+        return vocabulary.read_table(chosen, Path(folder))
+
+
+@lru_cache(maxsize=1)
+def fast_encoder(name: str) -> Encode:
+    """Return a function that encodes texts and returns the number of tokens.
+
+    gigatoken alone: no check for characters on which it is wrong, no limit to its
+    cache. Where it is missing, fwconvert falls back on the reference, and so does this.
+    """
+    chosen = vocabulary.find(name)
+    if chosen.table not in encoders.PRETOKENIZERS or util.find_spec("gigatoken") is None:
+        slow = registry.load(chosen, Path())
+        return lambda text: len(slow.encode(text.drop_null()).tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.tiktoken"
+        path.write_bytes(rank_table(chosen))
+        kind = encoders.PRETOKENIZERS[chosen.table]
+        make = import_module("gigatoken").Tokenizer.from_tiktoken
+        engine = make(path, pretokenizer=kind, special_tokens={})
+    return lambda text: len(engine.encode_batch(_strings(text), parallel=False).layout.content.data)
+
+
+def _strings(text: pa.Array) -> Any:
+    """Return texts as awkward strings over the same memory; a null has no characters."""
+    awkward = import_module("awkward")
+    text = text.cast(pa.large_string())
+    _, offsets, content = text.buffers()
+    index = awkward.index.Index64(np.frombuffer(offsets, np.int64, len(text) + 1, text.offset * 8))
+    letters = np.frombuffer(content or b"", np.uint8)
+    characters = awkward.contents.NumpyArray(letters, parameters={"__array__": "char"})
+    strings = awkward.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"})
+    return awkward.Array(strings)
+
+
+def decode(files: list[str]) -> Counts:
+    """Decode the text, and nothing else."""
+    return sum((counts(text) for path in files for text in texts(Path(path))), Counter())
+
+
+def sha256(files: list[str]) -> None:
+    """Hash the sources."""
+    for path in files:
+        digest = hashlib.sha256()
+        with Path(path).open("rb", buffering=0) as file:
+            while part := file.read(_BLOCK_BYTES):
+                digest.update(part)
+
+
+def write(out: str, size: int) -> None:
+    """Write as many bytes as the output has, and fsync them."""
+    block = memoryview(os.urandom(_BLOCK_BYTES))
+    with Path(out).open("wb", buffering=0) as file:
+        file.writelines(block[: size - done] for done in range(0, size, _BLOCK_BYTES))
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Crashes, failed calls and power cuts on purpose: `scripts/torture`."""
