@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from fwconvert.run.convert import Result as Result
     from fwconvert.run.convert import convert as convert
     from fwconvert.run.engines import Engine as Engine
-    from fwconvert.run.estimate import Estimate as Estimate
-    from fwconvert.run.estimate import plan as plan
     from fwconvert.run.events import Observer as Observer
     from fwconvert.run.events import Snapshot as Snapshot
     from fwconvert.run.events import StopSwitch as StopSwitch
     from fwconvert.run.export import export as export
+    from fwconvert.run.preflight import Estimate as Estimate
+    from fwconvert.run.preflight import plan as plan
     from fwconvert.run.request import recipe as recipe
     from fwconvert.sources.pin import pin as pin
 

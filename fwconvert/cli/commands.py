@@ -92,10 +92,10 @@ def about() -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what a run would need."""
-    from fwconvert.run import estimate  # noqa: PLC0415
+    from fwconvert.run import preflight  # noqa: PLC0415
 
     recipe, out, options = _asked(args)
-    found = estimate.plan(recipe, out, options)
+    found = preflight.plan(recipe, out, options)
     tell(wording.json_text(found) if args.json else wording.plan_text(found, recipe))
     return 0
 
@@ -112,7 +112,7 @@ def pin(args: argparse.Namespace) -> int:
                 revision=args.revision,
                 output=args.output,
                 notice=note,
-                stop=stop.switch.wish,
+                stop=stop.switch.event,
             )
     except Stopped as error:
         note(f"fwconvert: {error}")

@@ -43,7 +43,7 @@ def choose(*, quiet: bool, stream: TextIO | None = None) -> AbstractContextManag
     """Return the observer that suits `stream` (stderr unless given), for a `with` block."""
     stream = sys.stderr if stream is None else stream
     if quiet or stream is None:  # pythonw and `2>&-` have no stderr.
-        from fwconvert.run.convert import SilentObserver  # noqa: PLC0415  # heavy, and loaded by now in any real run
+        from fwconvert.run.events import SilentObserver  # noqa: PLC0415  # heavy, and loaded by now in any real run
 
         return nullcontext(SilentObserver())
     if Unfailing(stream).isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):

@@ -285,7 +285,7 @@ def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
     if snapshot.fetched is None:
         return []
     rate = UNKNOWN if speed is None else megabytes(speed.fetched)
-    return [f"fetching {rate} MB/s", f"limit: {snapshot.limit}"]
+    return [f"fetching {rate} MB/s", f"limit: {snapshot.bottleneck}"]
 
 
 def fraction(snapshot: Snapshot) -> float:

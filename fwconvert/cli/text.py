@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fwconvert.inspection.status import Status
     from fwconvert.inspection.verify import Report
     from fwconvert.run.convert import Result
-    from fwconvert.run.estimate import Estimate, Plan
+    from fwconvert.run.estimate import Needs
+    from fwconvert.run.preflight import Estimate
     from fwconvert.store.run_manifest import Headline
 
 
@@ -171,12 +172,12 @@ def plan_text(shown: "Estimate", recipe: Recipe) -> str:
     return message("this is what the run needs", *warnings, **rows)
 
 
-def _shards_text(needed: "Plan", recipe: Recipe) -> str:
+def _shards_text(needed: "Needs", recipe: Recipe) -> str:
     size = recipe.rules.shard_tokens
     return f"about {needed.shards:,} of {size:,} tokens" if size else "one, and one for validation"
 
 
-def _to_fetch(needed: "Plan") -> str:
+def _to_fetch(needed: "Needs") -> str:
     most = needed.fetched_bytes
     if most >= needed.source_bytes:
         return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"

@@ -17,11 +17,13 @@ from fwconvert.shards.passages import Passage
 from fwconvert.shards.passages import length as length_of
 from fwconvert.shards.passages import passages as passages_of
 from fwconvert.shards.stream import DocumentSpan, StreamReader
-from fwconvert.store import run_manifest
+from fwconvert.store import layout, run_manifest
+from fwconvert.store.base import Store
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.tokens import registry
+from fwconvert.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,14 @@ class RunReader:
     """The run in a folder."""
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.folder = RunFolder(Path(out))
-        self.manifest: RunManifest = read_manifest(self.folder)
+        self.store = self.folder = RunFolder(Path(out))
+        self.manifest: RunManifest = read_manifest(self.store)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
+
+    def decoder(self) -> Tokenizer:
+        """Return what turns the run's tokens into text."""
+        return registry.load(registry.of_rules(self.manifest.rules), self.store.local(layout.VOCABULARIES))
 
     @cached_property
     def streams(self) -> list[tuple[Passage, ...]]:
@@ -66,7 +72,7 @@ class RunReader:
         """Return what reads the stream of a source."""
         rules = self.manifest.rules
         eot = registry.of_rules(rules).eot
-        return StreamReader(self.folder.store, rules, self.streams[source], eot)
+        return StreamReader(self.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document that has a token of a token shard."""
@@ -78,8 +84,8 @@ class RunReader:
         if passage is None:
             raise UsageError(
                 message(
-                    "nobody can tell yet to which source these tokens belong: a job is to be done again",
-                    "run the command that makes the run again, to its end",
+                    "the source of these tokens is not known yet: a job has to be done again",
+                    "run the command that made this run again, and let it finish",
                     shard=line.name,
                 )
             )
@@ -99,8 +105,8 @@ class RunReader:
         if missing and (source is None or missing[0] < source):
             raise UsageError(
                 message(
-                    "the run is not finished, so nobody can tell yet which document this is",
-                    "run the command that makes the run again, to its end",
+                    "the run is not finished, so it is not known yet which document this is",
+                    "run the command that made this run again, and let it finish",
                     document=f"{number:,}",
                     not_converted=self.manifest.sources[missing[0]].path,
                 )
@@ -108,7 +114,7 @@ class RunReader:
         if source is None:
             raise UsageError(
                 message(
-                    "the run has not so many documents",
+                    f"the run has only {sum(counts):,} documents",
                     f"choose a number from 1 to {sum(counts):,}",
                     document=f"{number:,}",
                 )
@@ -138,15 +144,15 @@ def open_run(out: str | os.PathLike[str]) -> RunReader:
     return RunReader(out)
 
 
-def read_manifest(folder: RunFolder) -> RunManifest:
+def read_manifest(store: Store) -> RunManifest:
     """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
-    manifest = run_manifest.read(folder)
+    manifest = run_manifest.read(store)
     try:
         check_rules(manifest.rules)
         registry.of_rules(manifest.rules)
     except UsageError as error:
         raise ManifestError(
-            message("a run manifest has rules that nobody can follow", file=folder.manifest, reason=error)
+            message("a run manifest has invalid rules", file=store.address(layout.MANIFEST), reason=error)
         ) from error
     return manifest
 
@@ -160,7 +166,7 @@ def _matching(shard: ExpectedShard, lines: dict[str, ShardLine]) -> ShardLine:
         raise ManifestError(
             message(
                 "a run manifest contradicts itself: a token shard is not what the jobs must have given",
-                "see what is wrong with fwconvert verify",
+                "fwconvert verify says what is wrong",
                 shard=line.name,
                 wanted=f"{shard.split}, {shard.tokens:,} tokens, segments {shard.segments}"[:500],
                 found=f"{line.split}, {line.tokens:,} tokens, segments {line.segments}"[:500],

@@ -10,7 +10,8 @@ from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
 from fwconvert.store import layout, run_manifest
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.tokens import registry, tokenizer
@@ -35,19 +36,19 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
 
     If none does, the one document returned is the piece that the shard holds.
     """
-    folder = RunFolder(out)
-    manifest = run_manifest.read(folder)
+    store = LocalStore(out)
+    manifest = run_manifest.read(store)
     line = find_shard(manifest, name)
     if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-    decoder = registry.load(registry.of_rules(manifest.rules), folder.vocabularies)
-    return line, list(_documents(folder, manifest, line, decoder, most))
+    decoder = registry.load(registry.of_rules(manifest.rules), store.local(layout.VOCABULARIES))
+    return line, list(_documents(store, manifest, line, decoder, most))
 
 
 def numbered(out: Path, number: int) -> tuple[Document, str]:
     """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
-    decoder = registry.load(registry.of_rules(run.manifest.rules), run.folder.vocabularies)
+    decoder = run.decoder()
     located = run.document(number)
     found = located.document
     tokens = located.reader.tokens(found.start, found.end)
@@ -83,11 +84,13 @@ def find_shard(manifest: RunManifest, name: str) -> ShardLine:
 
 
 def _documents(
-    folder: RunFolder, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
+    store: Store, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
 ) -> Iterator[Document]:
     kind = manifest.rules.kind
-    tokens = shard.read_tokens(folder.shard(line.name), manifest.rules.token_type, kind, line.tokens)
-    index = shard.read_index(folder.shard_index(line.name), kind)
+    tokens = shard.read_tokens(
+        store.local(layout.shard(line.name)), manifest.rules.token_type, kind, line.tokens
+    )
+    index = shard.read_index(store.local(layout.index(line.name)), kind)
     borders = [first for _, first in line.segments]
     # A document ends where the next one starts, or where another source's tokens begin.
     near = index["start"][: most + 1].astype(np.int64)

@@ -4,14 +4,15 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fwconvert import limits, records
+from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.store import layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout
+from fwconvert.store.base import R, Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
-from fwconvert.store.recorded import join_paths, shard_problem
+from fwconvert.store.recorded import join_receipts, shard_problem
 from fwconvert.store.run_manifest import RunManifest, files_described
 from fwconvert.store.saved_recipe import read_plan
 
@@ -49,20 +50,20 @@ class Status(Part, frozen=True):
 
 def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    folder = RunFolder(Path(out))
-    recipe = read_plan(folder)
-    given = [_receipt(folder, file.path) for file in recipe.source.files]
+    store = LocalStore(Path(out))
+    recipe = read_plan(store)
+    given = [_receipt(store, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]
     files = recipe.source.files[: limits.extent(recipe.rules, gave, len(given))]
     receipts = [receipt for receipt in given[: len(files)] if receipt]
-    manifest = _finished(folder, recipe)
-    lines = _shards(folder, receipts) if manifest is None else manifest.shards
-    missing = [line.name for line in lines if _is_gone(folder, recipe.rules, line)]
+    manifest = _finished(store, recipe)
+    lines = _shards(store, receipts) if manifest is None else manifest.shards
+    missing = [line.name for line in lines if _is_gone(store, recipe.rules, line)]
     return Status(
         folder=str(out),
         format=recipe.rules.format,
         complete=manifest is not None and len(receipts) == len(files) and not missing,
-        at_work=folder.store.holder(),
+        at_work=store.holder(),
         jobs=len(files),
         jobs_done=len(receipts),
         source_bytes=sum(file.bytes for file in files),
@@ -73,44 +74,44 @@ def status(out: str | os.PathLike[str]) -> Status:
         null_rows=sum(receipt.counts.null_rows for receipt in receipts),
         empty_rows=sum(receipt.counts.empty_rows for receipt in receipts),
         filtered_rows=sum(receipt.counts.filtered_rows for receipt in receipts),
-        failed=tuple(failed for file in files if (failed := _failed(folder, file.path))),
+        failed=tuple(failed for file in files if (failed := _failed(store, file.path))),
         missing_shards=tuple(missing),
     )
 
 
-def _shards(folder: RunFolder, receipts: Sequence[Receipt]) -> list[ShardLine]:
+def _shards(store: Store, receipts: Sequence[Receipt]) -> list[ShardLine]:
     """Return the token shards that receipts tell of, without those that joined shards have taken in."""
-    read = [_read(path, JoinReceipt) for path in join_paths(folder)]
+    read = [_read(store, name, JoinReceipt) for name in join_receipts(store)]
     joins = [join for join in read if join is not None]
     taken = {join.taken.name for join in joins if join.taken}
     own = [line for receipt in receipts for line in receipt.shards if line.name not in taken]
     return [*own, *(join.shard for join in joins)]
 
 
-def _receipt(folder: RunFolder, path: str) -> Receipt | None:
-    return _read(folder.receipt(layout.job_key(path)), Receipt, lambda: files_described(folder))
+def _receipt(store: Store, path: str) -> Receipt | None:
+    return _read(store, layout.receipt(layout.job_key(path)), Receipt, lambda: files_described(store))
 
 
-def _failed(folder: RunFolder, path: str) -> FailedJob | None:
-    record = _read(folder.quarantined(layout.job_key(path)), Quarantined)
+def _failed(store: Store, path: str) -> FailedJob | None:
+    record = _read(store, layout.quarantined(layout.job_key(path)), Quarantined)
     return None if record is None else FailedJob(record.path, record.reason, len(record.attempts))
 
 
-def _finished(folder: RunFolder, recipe: Recipe) -> RunManifest | None:
+def _finished(store: Store, recipe: Recipe) -> RunManifest | None:
     """Return the run manifest if it says that all is done."""
-    manifest = _read(folder.manifest, RunManifest, lambda: files_described(folder))
+    manifest = _read(store, layout.MANIFEST, RunManifest, lambda: files_described(store))
     is_ours = manifest is not None and manifest.recipe_id == recipe.recipe_id
     return manifest if manifest is not None and is_ours and manifest.headline.complete else None
 
 
-def _is_gone(folder: RunFolder, rules: Rules, line: ShardLine) -> bool:
+def _is_gone(store: Store, rules: Rules, line: ShardLine) -> bool:
     # A name that is none of ours might lead out of the folder.
-    return not layout.is_shard(rules, line.name) or shard_problem(folder, rules, line) != ""
+    return not layout.is_shard(rules, line.name) or shard_problem(store, rules, line) != ""
 
 
-def _read(path: Path, kind: type[records.R], there: Callable[[], int] = lambda: 0) -> records.R | None:
+def _read(store: Store, name: str, kind: type[R], described: Callable[[], int] = lambda: 0) -> R | None:
     """Return a record, or None if it is missing or unreadable: the next session will deal with that."""
     try:
-        return records.read(path, kind, there) if path.exists() else None
+        return base.read_record(store, name, kind, described)
     except ManifestError:
         return None

@@ -27,7 +27,7 @@ from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.records import Part
 from fwconvert.sources import catalog, parquet
-from fwconvert.store import layout, places
+from fwconvert.store import layout, saved_recipe
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens import registry, tokenizer
 
@@ -96,7 +96,7 @@ class Rows:
     def _copies(self, index: int) -> Iterator[_Copy]:
         """Yield where the source may be; the hub only if nobody said where."""
         manifest, file = self._run.manifest, self._run.manifest.sources[index]
-        root = self._root or places.read(self._run.folder)
+        root = self._root or saved_recipe.read_source_root(self._run.store)
         place = None if root is None or not root.is_dir() else self._below(root, file.path)
         if place is not None:
             yield _Copy(str(place), file, place)
@@ -110,7 +110,7 @@ class Rows:
     def _read(self, copy: _Copy, located: Located) -> Told:
         document, rules = located.document, self._run.manifest.rules
         tokens = located.reader.tokens(document.start, document.end)
-        tables = self._run.folder.vocabularies
+        tables = self._run.store.local(layout.VOCABULARIES)
         question = _Question(copy, document.row, rules, tables, tokens, document.is_whole)
         return call_apart(_answer, question, _GUARD)
 
@@ -185,7 +185,7 @@ def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] 
     """
     run = RunReader(out)
     line, offset = _place(run, place)
-    decoder = registry.load(registry.of_rules(run.manifest.rules), run.folder.vocabularies)
+    decoder = run.decoder()
     rows = Rows(run, None if root is None else Path(root))
     located = run.find(line, offset)
     found = rows.find(located)
@@ -270,7 +270,7 @@ def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
     if offset >= line.tokens:
         raise UsageError(
             message(
-                "the token shard has not so many tokens",
+                f"the token shard has only {line.tokens:,} tokens",
                 f"choose a number from 0 to {line.tokens - 1:,}",
                 shard=line.name,
                 given=f"{offset:,}",

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
-from fwconvert import machine, records
+from fwconvert import machine
 from fwconvert.errors import ManifestError
 from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 from fwconvert.shards.expected import Account, ExpectedShard
-from fwconvert.store import layout, receipts, run_manifest, unlisted
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout, receipts, run_manifest, unlisted
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.tokens import registry
@@ -60,13 +61,13 @@ def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     version cannot read it; never for anything else in the folder.
     """
     started = time.monotonic()
-    folder = RunFolder(Path(out))
-    account = Account(read_manifest(folder))
-    audits = _audits(folder, account, threads or machine.cores())
+    store = LocalStore(Path(out))
+    account = Account(read_manifest(store))
+    audits = _audits(store, account, threads or machine.cores())
     problems = [*manifest_problems(account)]
     problems += [problem for one in audits.values() for problem in one.problems]
     problems += _source_problems(account, audits)
-    problems += _folder_problems(folder, account.manifest)
+    problems += _folder_problems(store, account.manifest)
     return Report(
         files=sum(one.files for one in audits.values()),
         bytes=sum(one.bytes for one in audits.values()),
@@ -77,7 +78,7 @@ def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     )
 
 
-def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audit]:
+def _audits(store: Store, account: Account, threads: int) -> dict[str, Audit]:
     """Audit the token shards of the manifest, by name."""
     manifest = account.manifest
     rules, known = manifest.rules, registry.of_rules(manifest.rules)
@@ -87,7 +88,7 @@ def _audits(folder: RunFolder, account: Account, threads: int) -> dict[str, Audi
 
     def one(name: str) -> Audit:
         segments = expected.get(name, lines[name].segments)
-        return audit(folder, rules, known, lines[name], sorted({first for _, first in segments}))
+        return audit(store, rules, known, lines[name], sorted({first for _, first in segments}))
 
     found: dict[str, Audit] = {}
     remaining = iter(lines)
@@ -142,11 +143,11 @@ def _rows(chain: list[_Link], job: JobLine) -> Iterator[Problem]:
             continue
         if link.stretch.first_row <= last:
             what = f"begins with row {link.stretch.first_row:,} of {job.path}, but row {last:,} was before it"
-            yield Problem(_index_file(link.shard), what)
+            yield Problem(layout.index(link.shard), what)
         last = link.stretch.last_row
         if last >= job.rows:
             what = f"names row {last:,} of {job.path}, which has {job.rows:,}"
-            yield Problem(_index_file(link.shard), what)
+            yield Problem(layout.index(link.shard), what)
 
 
 def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
@@ -157,13 +158,13 @@ def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Probl
     token of a stretch begins a document exactly if the stretch before ended one.
     """
     if chain and chain[0].stretch and not chain[0].stretch.begins_document:
-        yield Problem(_index_file(chain[0].shard), f"has no document where {job.path} begins")
+        yield Problem(layout.index(chain[0].shard), f"has no document where {job.path} begins")
     for one, other in pairwise(chain if after else []):
         if one.stretch and other.stretch and one.stretch.ends_with_eot != other.stretch.begins_document:
             ends = "ends with an EOT" if one.stretch.ends_with_eot else "ends without an EOT"
             begins = "begins a" if other.stretch.begins_document else "begins no"
             what = f"{job.path} {begins} document here, though {one.shard} {ends}"
-            yield Problem(_index_file(other.shard), what)
+            yield Problem(layout.index(other.shard), what)
 
 
 def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
@@ -180,53 +181,54 @@ def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]
         yield Problem(chain[-1].shard, f"{job.path} ends in it without an EOT")
 
 
-def _index_file(shard: str) -> str:
-    return layout.index(shard)
-
-
-def _folder_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    """Yield what is in the folder and should not be, unless somebody is at work there."""
-    who = folder.store.holder()
+def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
+    """Yield what is in the folder and should not be, unless a session is at work there."""
+    who = store.holder()
     if who:
-        yield Problem(folder.private.name, f"a session is at work here, so nothing is final: {who}")
+        yield Problem(layout.PRIVATE, f"a session is at work here, so nothing is final: {who}")
         return
-    yield from _unknown_files(folder, manifest)
-    if folder.temporary.is_dir():
-        for path in sorted(folder.temporary.iterdir()):
-            yield Problem(path.relative_to(folder.path).as_posix(), "was left behind by a crash")
-    if folder.receipts.is_dir():
-        yield from _receipt_problems(folder, manifest)
+    found = unlisted.find(store, manifest.recipe(), {line.name for line in manifest.shards})
+    for name in found.own:
+        yield Problem(name, "is not in the run manifest")
+    for name in found.foreign:
+        yield Problem(name, "is not of this run, but a trainer would take it for a part of it")
+    for name in sorted(store.list(layout.TEMPORARY)):
+        yield Problem(f"{layout.TEMPORARY}/{name}", "was left behind by a crash")
+    yield from _receipt_problems(store, manifest)
 
 
-def _unknown_files(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    found = unlisted.find(folder, manifest.recipe(), {line.name for line in manifest.shards})
-    for path in found.own:
-        yield Problem(path.relative_to(folder.path).as_posix(), "is not in the run manifest")
-    for path in found.foreign:
-        yield Problem(path.name, "is not of this run, though a trainer would take it for a file of it")
-
-
-def _receipt_problems(folder: RunFolder, manifest: RunManifest) -> Iterator[Problem]:
-    """Compare the run manifest with the receipts that it was made from."""
-    jobs: dict[str, Receipt] = {}
-    joins: dict[str, JoinReceipt] = {}
-    most = records.files_in(folder.path) + len(manifest.sources) + _MOST_OTHERS
-    for place in (folder.receipts, folder.joins):
-        if sum(1 for _ in islice(records.names_in(place), most + 1)) > most:
-            yield Problem(place.relative_to(folder.path).as_posix(), f"has more than {most:,} records")
+def _receipt_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
+    """Compare the run manifest with the receipts that it was made from; a copy of the output has none."""
+    most = base.count(store, "") + len(manifest.sources) + _MOST_OTHERS
+    names: list[str] = []
+    for folder in (layout.RECEIPTS, layout.JOINS):
+        found = [*islice(base.record_names(store, folder), most + 1)]
+        if len(found) > most:
+            yield Problem(folder, f"has more than {most:,} records")
             return
-    paths = [place / name for place in (folder.receipts, folder.joins) for name in records.names_in(place)]
-    for path in sorted(paths):
-        try:
-            if path.parent == folder.receipts:
-                job = receipts.read(path, Receipt, manifest.recipe_id)
-                jobs[job.path] = job
-            else:
-                joins[path.name] = receipts.read(path, JoinReceipt, manifest.recipe_id)
-        except ManifestError as error:
-            yield Problem(path.relative_to(folder.path).as_posix(), one_line(error))
-    merged = run_manifest.build(manifest.recipe(), jobs, joins, (), complete=True)
+        names += (f"{folder}/{name}" for name in sorted(found))
+    if not names and not base.exists(store, layout.PLAN):
+        return
+    merged, problems = _merged(store, manifest, names)
+    yield from problems
     for job_path in sorted({line.path for line in {*merged.jobs} ^ {*manifest.jobs}}):
         yield Problem(FILE, f"the job {job_path} is not as its receipt says")
     for name in sorted({line.name for line in {*merged.shards} ^ {*manifest.shards}}):
         yield Problem(FILE, f"the token shard {name} is not as its receipt says")
+
+
+def _merged(store: Store, manifest: RunManifest, names: list[str]) -> tuple[RunManifest, list[Problem]]:
+    """Return the run manifest that the receipts make, and what is wrong with those that cannot be trusted."""
+    jobs: dict[str, Receipt] = {}
+    joins: dict[str, JoinReceipt] = {}
+    problems = []
+    for name in names:
+        try:
+            if name.startswith(f"{layout.RECEIPTS}/"):
+                job = receipts.read(store, name, Receipt, manifest.recipe_id)
+                jobs[job.path] = job
+            else:
+                joins[name] = receipts.read(store, name, JoinReceipt, manifest.recipe_id)
+        except ManifestError as error:
+            problems.append(Problem(name, one_line(error)))
+    return run_manifest.build(manifest.recipe(), jobs, joins, (), complete=True), problems

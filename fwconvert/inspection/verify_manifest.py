@@ -15,10 +15,10 @@ from fwconvert.recipes import Recipe, Rules
 from fwconvert.shards.expected import MOST_SHARDS, Account, ExpectedShard, tail
 from fwconvert.store import layout
 from fwconvert.store.receipts import ShardLine
-from fwconvert.store.run_manifest import Headline, JobLine, RunManifest
+from fwconvert.store.run_manifest import Headline, JobLine, RunManifest, headline
 from fwconvert.tokens import registry
 
-FILE = "manifest.json"
+FILE = layout.MANIFEST
 
 
 def problems(account: Account) -> Iterator[Problem]:
@@ -49,32 +49,19 @@ def _recipe(manifest: RunManifest, recipe: Recipe) -> Iterator[str]:
 
 def _headline(account: Account) -> Iterator[str]:
     manifest = account.manifest
-    wanted = headline(account)
+    wanted = headline(
+        manifest.jobs,
+        manifest.shards,
+        extent=account.extent,
+        dropped=account.dropped,
+        complete=account.is_whole,
+    )
     for name in Headline.__struct_fields__:
         found, sum_of_lines = getattr(manifest.headline, name), getattr(wanted, name)
         if found != sum_of_lines:
             yield f"the headline's {name} is {found}, but the lines below make it {sum_of_lines}"
     if not manifest.headline.complete:
         yield f"the run is not finished: {_how_far(account)}; run the same command again"
-
-
-def headline(account: Account) -> Headline:
-    """Return what the headline must be, from the lines below it."""
-    manifest = account.manifest
-    val = sum(line.split == "val" for line in manifest.shards)
-    return Headline(
-        complete=account.is_whole,
-        jobs=account.extent,
-        jobs_done=len(manifest.jobs),
-        train_shards=len(manifest.shards) - val,
-        val_shards=val,
-        documents=sum(job.documents for job in manifest.jobs),
-        tokens=sum(job.tokens for job in manifest.jobs),
-        null_rows=sum(job.null_rows for job in manifest.jobs),
-        empty_rows=sum(job.empty_rows for job in manifest.jobs),
-        dropped_tokens=account.dropped,
-        filtered_rows=sum(job.filtered_rows for job in manifest.jobs),
-    )
 
 
 def _how_far(account: Account) -> str:

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, printable, shortened
-from fwconvert.files import Refused, open_to_read, sha256_of, state_of
+from fwconvert.files import Refused, open_to_read, sha256_of
 from fwconvert.recipes import Rules
 from fwconvert.shards import shard
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine, Sidecar
 from fwconvert.tokens.spec import TokenizerSpec
 
@@ -145,15 +145,13 @@ class Audit:
     stretches: tuple[Stretch, ...]
 
 
-def audit(
-    folder: RunFolder, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]
-) -> Audit:
+def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]) -> Audit:
     """Return what is found; never raise for what the files are.
 
     `segments` are the positions at which the tokens of another source begin;
     the first is 0. Those that the files do not reach are passed over.
     """
-    auditor = _Auditor(folder, rules, spec, line)
+    auditor = _Auditor(store, rules, spec, line)
     entries = auditor.index()
     count = auditor.token_count()
     if entries is not None and count is not None:
@@ -174,7 +172,7 @@ def audit(
 
 @dataclass
 class _Auditor:
-    folder: RunFolder
+    store: Store
     rules: Rules
     spec: TokenizerSpec
     line: ShardLine
@@ -183,14 +181,14 @@ class _Auditor:
     bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.shard_file = self.line.name
+        self.shard_file = layout.shard(self.line.name)
         self.index_file = layout.index(self.line.name)
 
     def index(self) -> NDArray[Any] | None:
         """Return the document index if its starts can be searched."""
-        path = self.folder.shard_index(self.line.name)
+        path = self.store.local(self.index_file)
         with self._telling(self.index_file):
-            if self._is_there(path, self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
+            if self._is_there(self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
                 # Hashed before it is mapped: a bad disk shows itself here.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.kind)
@@ -209,9 +207,9 @@ class _Auditor:
 
     def token_count(self) -> int | None:
         """Return how many tokens there are if the header and the size agree on it."""
-        path = self.folder.shard(self.line.name)
+        path = self.store.local(self.shard_file)
         with self._telling(self.shard_file):
-            if self._is_there(path, self.shard_file, self.line.bytes):
+            if self._is_there(self.shard_file, self.line.bytes):
                 count = shard.token_count(path, self.rules.token_type, self.rules.kind)
                 if count != self.line.tokens:
                     self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
@@ -221,7 +219,7 @@ class _Auditor:
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
         """Read all tokens; tell what is wrong with them, and return what each segment holds."""
         found = []
-        path = self.folder.shard(self.line.name)
+        path = self.store.local(self.shard_file)
         with self._telling(self.shard_file), shard.opened(path) as file:
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
@@ -245,8 +243,8 @@ class _Auditor:
                     self._compare_sidecar(lines[name], suffix, spans)
 
     def _compare_sidecar(self, line: Sidecar, suffix: str, spans: Spans | None) -> None:
-        path = self.folder.shard(line.name)
-        if not self._is_there(path, line.name, line.bytes):
+        path = self.store.local(layout.shard(line.name))
+        if not self._is_there(line.name, line.bytes):
             return
         self._compare_hash(line.name, sha256_of(path), line.sha256)
         at = -1 if spans is None else _first_difference(path, sidecar_parts(suffix, self.rules, spans))
@@ -279,11 +277,14 @@ class _Auditor:
             if tally.count:
                 self._tell(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
 
-    def _is_there(self, path: Path, file: str, wanted: int) -> bool:
+    def _is_there(self, file: str, wanted: int) -> bool:
         try:
-            size = state_of(path).st_size
-        except (FileNotFoundError, Refused) as error:
-            self._tell(file, "is not a regular file" if isinstance(error, Refused) else "is missing")
+            size = self.store.size(file)
+        except Refused:
+            self._tell(file, "is not a regular file")
+            return False
+        if size is None:
+            self._tell(file, "is missing")
             return False
         self.files += 1
         self.bytes += size

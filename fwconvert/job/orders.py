@@ -6,6 +6,7 @@ scheduler's machine understands: a run is the URI of its store, and a source say
 where it can be read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -149,5 +150,8 @@ class Unfetched:
     order: ConvertOrder
     failure: Failure
 
+
+# An order whose file is there, one whose file cannot be had, or None: nothing yet, ask again.
+Ready = Iterator[ConvertOrder | Unfetched | None]
 
 Outcome = Receipt | JoinReceipt | Failure

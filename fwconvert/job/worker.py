@@ -116,7 +116,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
         if tail.tokens:
             tail.publish(layout.tail(order.key), layout.tail_index(order.key))
         store.settle(layout.INDEX, "", layout.TAILS)
-    receipts.publish(receipt, store.local(layout.receipt(order.key)), store.local(layout.TEMPORARY))
+    receipts.publish(store, receipt)
     return receipt
 
 
@@ -144,7 +144,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     receipt = JoinReceipt(
         context.recipe_id, order.segments, line, context.session, absorbed=order.absorbed or msgspec.UNSET
     )
-    receipts.publish(receipt, store.local(layout.join_receipt(order.name)), store.local(layout.TEMPORARY))
+    receipts.publish(store, receipt)
     return receipt
 
 

@@ -3,30 +3,16 @@
 Pure arithmetic on sizes. Tokens are estimates until the text is read; the
 ratios were measured on FineWeb-Edu and are said to be estimates wherever they
 are shown.
-
-What a run needs, and whether the disk has it.
 """
 
 import math
-import os
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
-from fwconvert.errors import UsageError, message
 from fwconvert.limits import Amount
-from fwconvert.options import Options
 from fwconvert.recipes import Recipe, Rules, SourceShard, Totals
-from fwconvert.records import Part
-from fwconvert.run.prefetch import LocalOrigin, Origin
-from fwconvert.run.preflight import refuse_other_folder
-from fwconvert.sources import catalog, footers
 from fwconvert.sources.catalog import Size
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.run_manifest import most_shards
 from fwconvert.tokens import registry
 
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
@@ -35,7 +21,7 @@ _TEXT_BYTES_PER_DOCUMENT = 4750
 
 
 @dataclass(frozen=True)
-class Plan:
+class Needs:
     """What a run will need. Everything about tokens is an estimate."""
 
     files: int
@@ -70,17 +56,17 @@ def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> d
     return guesses | dict(seen)
 
 
-def make_plan(
+def estimate_needs(
     recipe: Recipe,
     sizes: Mapping[str, Size],
     workers: int,
     fetched_files: int = 0,
     counted: Mapping[str, int] | None = None,
-) -> Plan:
+) -> Needs:
     """Return what the recipe needs. `sizes` has the sources whose footers were read, by path.
 
     `fetched_files` is how many sources are on the disk at a time because we fetched them.
-    `counted` has the tokens of each source, where somebody counted them already.
+    `counted` has the tokens of each source if they are known exactly.
     """
     rules = recipe.rules
     listed = recipe.source.files or _unlisted(recipe.source.totals)
@@ -95,7 +81,7 @@ def make_plan(
     shards = _shards(rules, total)
     output = _output_bytes(rules, total, shards, rows)
     most = min(total, max(tokens.values(), default=0))
-    return Plan(
+    return Needs(
         files=len(files),
         source_bytes=sum(file.bytes for file in files),
         rows=rows,
@@ -169,173 +155,10 @@ def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:
     return (workers * rules.block_tokens + 2 * tail) * rules.token_bytes
 
 
-def check_shards(plan: Plan, rules: Rules) -> None:
-    """Raise UsageError if the run would have more token shards than its manifest can describe."""
-    if plan.shards > most_shards(rules):
-        raise UsageError(
-            message(
-                "this run would have more token shards than a run manifest can describe",
-                "choose larger --shard-tokens",
-                shard_tokens=f"{rules.shard_tokens:,}",
-                token_shards=f"about {plan.shards:,}",
-                at_most=f"about {most_shards(rules):,}",
-            )
-        )
-
-
-def refuse_small_disk(plan: Plan, have: int, free: int, out: str) -> None:
-    """Raise UsageError, with the numbers, if the disk is too small.
-
-    `have` is what exists already, of the output and of fetched sources.
-    """
-    needed = plan.output_bytes + plan.working_bytes + plan.fetched_bytes - have
-    fetched = {"needed_for_sources": f"{plan.fetched_bytes:,} bytes"} if plan.fetched_bytes else {}
-    if needed > free:
-        raise UsageError(
-            message(
-                "there is not enough disk for this run",
-                "free some space, or choose another --out",
-                "pass --no-disk-check if you know better than this estimate",
-                folder=out,
-                needed_for_output=f"{plan.output_bytes:,} bytes (estimated)",
-                needed_to_work=f"{plan.working_bytes:,} bytes",
-                **fetched,
-                there_already=f"{have:,} bytes",
-                free=f"{free:,} bytes",
-                missing=f"{needed - free:,} bytes",
-            )
-        )
-
-
-_FOOTERS_READ = 100
-# No honest text is packed tighter than this; a damaged footer may say anything.
-_MOST_UNPACKED = 100
-
-
-def plan_for(recipe: Recipe, options: Options) -> Plan:
-    """Return what a run will need, from the footers of the sources that can be read."""
-    files = recipe.source.files
-    count = len(files) or recipe.source.totals.files
-    workers = max(1, min(options.worker_count, count))
-    if recipe.root is not None:
-        return make_plan(recipe, _footers(recipe, LocalOrigin(recipe.source, recipe.root)), workers)
-    fetched = count if options.keep_folder else workers + options.prefetch_count
-    return make_plan(recipe, {}, workers, fetched)
-
-
-def expected(recipe: Recipe, origin: Origin) -> list[Amount]:
-    """Return what each source may hold, in order; nothing if there is no limit that asks for it."""
-    if not recipe.rules.is_limited:
-        return []
+def expected_amounts(recipe: Recipe, sizes: Mapping[str, Size]) -> list[Amount]:
+    """Return what each source may hold, in order; nothing without a limit, which needs no estimate."""
     files, rules = recipe.source.files, recipe.rules
-    sizes = estimated_sizes(files, _footers(recipe, origin))
-    return [Amount(sizes[file.path].rows, tokens_of(rules, sizes[file.path])) for file in files]
-
-
-def check_disk(recipe: Recipe, options: Options, folder: RunFolder) -> None:
-    """Raise UsageError if the output, or the sources that are fetched, do not fit."""
-    needed = plan_for(recipe, options)
-    check_shards(needed, recipe.rules)
-    there, out = bytes_there(folder), folder.path
-    keep = options.keep_folder
-    if keep is None or _disk(keep) == _disk(out):
-        refuse_small_disk(needed, there + _sources_there(recipe, options), free_bytes(out), str(folder.path))
-        return
-    refuse_small_disk(replace(needed, fetched_bytes=0), there, free_bytes(out), str(folder.path))
-    missing = needed.fetched_bytes - _sources_there(recipe, options) - free_bytes(keep)
-    if missing > 0:
-        raise UsageError(
-            message(
-                "there is not enough disk to keep the sources",
-                "free some space, choose another --keep-source, or leave it out",
-                "pass --no-disk-check if you know better",
-                folder=keep,
-                needed=f"{needed.fetched_bytes:,} bytes",
-                free=f"{free_bytes(keep):,} bytes",
-                missing=f"{missing:,} bytes",
-            )
-        )
-
-
-class Estimate(Part, frozen=True):
-    """What a run would need in a folder: what `plan --json` prints."""
-
-    dataset: str
-    revision: str
-    out: str
-    plan: Plan
-    disk_needed: int
-    disk_used_already: int
-    disk_free: int
-
-
-def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = None) -> Estimate:
-    """Return what converting `recipe` into the folder `out` would need. Writes nothing.
-
-    Raises UsageError if the recipe names files on this machine and none of them is there.
-    """
-    folder = RunFolder(Path(out).absolute())
-    if recipe.root is not None:
-        refuse_other_folder(recipe, LocalOrigin(recipe.source, recipe.root), recipe.root, folder)
-    needed = plan_for(recipe, options or Options())
-    return Estimate(
-        dataset=recipe.source.dataset,
-        revision=recipe.source.revision,
-        out=os.fspath(out),
-        plan=needed,
-        disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
-        disk_used_already=bytes_there(folder),
-        disk_free=free_bytes(folder.path),
-    )
-
-
-def bytes_there(folder: RunFolder) -> int:
-    """Return the size of the output that exists already, and of sources that were fetched for it."""
-    places = [folder.path, folder.index, folder.tails, folder.sources]
-    return sum(_size_of_files(place) for place in places if place.is_dir())
-
-
-def _size_of_files(folder: Path) -> int:
-    total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):  # A link in a circle has no size.
-                total += entry.stat().st_size if entry.is_file() else 0
-    return total
-
-
-def free_bytes(path: Path) -> int:
-    """Return the free disk space where `path` is or will be."""
-    return shutil.disk_usage(_existing(path)).free
-
-
-def _existing(path: Path) -> Path:
-    absolute = path.absolute()
-    return next(folder for folder in (absolute, *absolute.parents) if folder.exists())
-
-
-def _disk(path: Path) -> int:
-    return _existing(path).stat().st_dev
-
-
-def _sources_there(recipe: Recipe, options: Options) -> int:
-    keep = options.keep_folder
-    if keep is None or not keep.is_dir():
-        return 0
-    sizes = {file.path: file.bytes for file in recipe.source.files}
-    found = catalog.locate(recipe.source, keep)
-    return sum(sizes[path] for path, place in found.items() if place.stat().st_size == sizes[path])
-
-
-def _footers(recipe: Recipe, origin: Origin) -> dict[str, Size]:
-    """Read the footers of a sample: one of a 2 GB source takes 15 ms, and there may be thousands."""
-    files = recipe.source.files
-    sample = {file: origin.place(file) for file in files[:: max(1, len(files) // _FOOTERS_READ)]}
-    # A bad source is the job's affair; its size is guessed.
-    told = footers.sizes([*sample.values()])
-    sizes: dict[str, Size] = {}
-    for file, place in sample.items():
-        size, most = told.get(place), file.bytes * _MOST_UNPACKED
-        if size is not None and 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
-            sizes[file.path] = size
-    return sizes
+    if not rules.is_limited:
+        return []
+    known = estimated_sizes(files, sizes)
+    return [Amount(known[file.path].rows, tokens_of(rules, known[file.path])) for file in files]

@@ -7,28 +7,28 @@ from typing import Literal, Protocol
 
 from fwconvert.run.engines import Progress
 
-Limit = Literal["network", "workers"]
+Bottleneck = Literal["network", "workers"]
 
 
 class StopSwitch:
-    """A wish to stop. Ask once to stop cleanly, twice to stop at once."""
+    """Stops a run: ask once to stop cleanly, twice to stop at once."""
 
     def __init__(self) -> None:
         self.asked = 0
-        # For those who wait.
-        self.wish = threading.Event()
+        # Set by the first request, for those who wait.
+        self.event = threading.Event()
 
     def ask(self) -> None:
         """Ask to stop."""
         self.asked += 1
-        self.wish.set()
+        self.event.set()
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """How far a run is. Units are source bytes while converting, tokens while joining.
 
-    While what is there already is checked, they are bytes of the output.
+    While existing output is checked, they are its bytes.
     """
 
     phase: Literal["check", "convert", "join"]
@@ -43,7 +43,7 @@ class Snapshot:
     running: Sequence[Progress]
     # Bytes that this session has fetched, and what the run waits for; None if nothing is fetched.
     fetched: int | None = None
-    limit: Limit | None = None
+    bottleneck: Bottleneck | None = None
 
 
 class Observer(Protocol):
@@ -54,3 +54,13 @@ class Observer(Protocol):
 
     def update(self, snapshot: Snapshot) -> None:
         """Show how far the run is; called several times a second."""
+
+
+class SilentObserver:
+    """Shows nothing."""
+
+    def notice(self, text: str) -> None:
+        """Ignore a notice."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Ignore an update."""

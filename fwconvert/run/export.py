@@ -7,30 +7,32 @@ the bytes: an export is what a conversion of the same recipe gives.
 """
 
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, get_type_hints
+from typing import Any, TypedDict, Unpack, get_type_hints
 
 import msgspec
 
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
+from fwconvert.hub.retry import Patience
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
-from fwconvert.job.orders import ConvertOrder, Exported
+from fwconvert.job.orders import ConvertOrder, Exported, Ready
 from fwconvert.options import Options
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
-from fwconvert.run import estimate, request
-from fwconvert.run.convert import Result, environment, make
+from fwconvert.run import request
+from fwconvert.run.convert import Conversion, Result, environment
 from fwconvert.run.engines import Engine
-from fwconvert.run.prefetch import Origin, Ready, Wanted
-from fwconvert.run.state import Observer, StopSwitch
+from fwconvert.run.estimate import Needs, estimate_needs
+from fwconvert.run.events import Observer, StopSwitch
+from fwconvert.run.inputs import Input, IsWanted, always
 from fwconvert.sources.catalog import Size
-from fwconvert.store import places, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, saved_recipe, sessions
+from fwconvert.store.base import Store
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import registry
 
@@ -88,10 +90,10 @@ class Export:
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
-        folder = RunFolder(Path(out).absolute())
-        _refuse_inside(folder.path, self._run.folder.path)
+        store = LocalStore(Path(out).absolute())
+        _refuse_inside(store.root, self._run.store.local(""))
         given = environment(options, engine, observer, stop)
-        return make(self.recipe, folder, _FinishedRun(self._run, self.recipe, given.options), given)
+        return Conversion(store, self.recipe, FinishedRun(self._run), given).run()
 
 
 def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
@@ -130,7 +132,7 @@ def _refuse_unfinished(run: RunReader) -> None:
             message(
                 "only a finished run can be exported",
                 "run the command that makes it again, to its end",
-                folder=run.folder.path,
+                folder=run.store.uri,
                 converted=f"{len(account.jobs):,} of {len(manifest.sources):,} sources",
                 missing=waits,
             )
@@ -140,7 +142,7 @@ def _refuse_unfinished(run: RunReader) -> None:
         raise ManifestError(
             message(
                 "the run manifest contradicts itself, so the run cannot be exported",
-                f"see what is wrong: fwconvert verify {run.folder.path}",
+                f"see what is wrong: fwconvert verify {run.store.uri}",
                 file=problem.file,
                 problem=problem.what,
             )
@@ -151,7 +153,7 @@ def _refuse_unfinished(run: RunReader) -> None:
             message(
                 "this run has dropped tokens that filled no last shard, so it cannot be exported",
                 "export a run that was made with --last merge or --last keep",
-                folder=run.folder.path,
+                folder=run.store.uri,
                 dropped=f"{sum(passage.tokens for passage in lost):,} tokens",
             )
         )
@@ -164,7 +166,7 @@ def _refuse_to_turn_a_cut(run: RunReader, eot: EotSide) -> None:
             message(
                 "the last document of this run is cut (--limit-tokens): separators cannot change sides",
                 f"give --eot {run.manifest.rules.eot}, or convert the sources again",
-                folder=run.folder.path,
+                folder=run.store.uri,
             )
         )
 
@@ -181,104 +183,70 @@ def _refuse_inside(out: Path, run: Path) -> None:
         )
 
 
-class _FinishedRun:
+class FinishedRun(Input):
     """The token shards of a finished run, in place of the sources."""
 
-    def __init__(self, run: RunReader, recipe: Recipe, options: Options) -> None:
-        self._run = run
-        self._recipe = recipe
-        self._options = options
-        self.place = places.read(run.folder)
-
-    def origin(self, folder: RunFolder) -> "_RunOrigin":
-        """Return what hands out the orders."""
-        assert folder.path != self._run.folder.path  # noqa: S101  # refused before, by carry_out
-        return _RunOrigin(self._run)
-
-    def check_disk(self, folder: RunFolder) -> None:
-        """Raise UsageError if the output does not fit. Its size is known."""
-        jobs = self._run.manifest.jobs
-        sizes = {job.path: Size(job.documents, job.text_bytes) for job in jobs}
-        tokens = {job.path: job.tokens for job in jobs}
-        workers = max(1, min(self._options.worker_count, len(jobs)))
-        needed = estimate.make_plan(self._without_a_limit(), sizes, workers, counted=tokens)
-        estimate.check_shards(needed, self._recipe.rules)
-        there, free = estimate.bytes_there(folder), estimate.free_bytes(folder.path)
-        estimate.refuse_small_disk(needed, there, free, str(folder.path))
-
-    def _without_a_limit(self) -> Recipe:
-        """Return the recipe of all that the run has: its limit took what is behind it, and was counted."""
-        recipe, jobs = self._recipe, {job.path for job in self._run.manifest.jobs}
-        files = tuple(file for file in recipe.source.files if file.path in jobs)
-        return Recipe(
-            msgspec.structs.replace(recipe.source, files=files),
-            msgspec.structs.replace(recipe.rules, limit_documents=None, limit_tokens=None),
-        )
-
-    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
-        """Ask for no column: all were there when the run was made."""
-
-    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
-        """Return a session that can begin; it encodes nothing."""
-        observer.notice(f"taking the tokens from {self._run.folder.path}")
-        # For whoever decodes the output.
-        spec = registry.of_rules(self._recipe.rules)
-        registry.kind_of(spec).copy(spec, self._run.folder.vocabularies, folder.vocabularies)
-        return sessions.new(self._options.worker_count, 1, "exported")
-
-
-class _RunOrigin:
-    """Hands out orders whose tokens come from a finished run."""
-
     def __init__(self, run: RunReader) -> None:
+        self.root = saved_recipe.read_source_root(run.store)
         self._run = run
         self._jobs = {job.path: job for job in run.manifest.jobs}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def place(self, source: SourceShard) -> Path:
-        """Return the folder of the run: no source is needed itself."""
-        return self._run.folder.path / source.path
+    def location(self, source: SourceShard) -> Path:
+        """Return a place in the folder of the run: no source is needed itself."""
+        return self._run.store.local("") / source.path
 
     def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
-        """Return the sha256 of the source that the run has, if it is another.
+        """Return the sha256 of the source that the run was made from, if it is another one.
 
-        A source behind the limit was not read for the run. A conversion that was
-        cut off may have left its receipt, on trial; it is withdrawn.
+        A source beyond the limit was not read for the run. A conversion that was
+        cut off may have left its receipt, made ahead; it is withdrawn.
         """
         job = self._jobs.get(source.path)
         return None if job is None or job.sha256 == receipt.source_sha256 else job.sha256
 
-    def ready(self, orders: Sequence[ConvertOrder], is_wanted: Wanted | None = None) -> Ready:  # noqa: ARG002
-        """Yield all orders, each with where its tokens stand; a source behind a limit has none."""
-        for order in orders:
-            if order.source.path in self._jobs:
-                yield replace(order, exported=self._exported(order))
+    def sizes(self) -> Mapping[str, Size]:
+        """Return what was counted when the run was made."""
+        return {path: Size(job.documents, job.text_bytes) for path, job in self._jobs.items()}
 
-    def clear(self) -> None:
-        """Leave the run as it is."""
+    def estimate(self, recipe: Recipe, options: Options) -> Needs:
+        """Return what an export will need: exact, since the tokens were counted.
 
-    def release(self, source: SourceShard) -> None:
-        """Leave the run as it is."""
-
-    def traffic(self) -> None:
-        """Tell that nothing is fetched."""
-
-    def notices(self) -> list[str]:
-        """Return nothing: there is nothing to tell."""
-        return []
-
-    def _exported(self, order: ConvertOrder) -> Exported:
-        job = self._jobs[order.source.path]
-        return Exported(
-            run=str(self._run.folder.path),
-            rules=self._run.manifest.rules,
-            passages=self._run.streams[order.source_index],
-            bytes=job.bytes,
-            sha256=job.sha256,
-            counts=Counts(**{name: getattr(job, name) for name in Counts.__struct_fields__}),
+        The recipe is taken without its limit, and without the sources beyond it.
+        """
+        files = tuple(file for file in recipe.source.files if file.path in self._jobs)
+        unlimited = Recipe(
+            msgspec.structs.replace(recipe.source, files=files),
+            msgspec.structs.replace(recipe.rules, limit_documents=None, limit_tokens=None),
         )
+        tokens = {path: job.tokens for path, job in self._jobs.items()}
+        workers = max(1, min(options.worker_count, len(files)))
+        return estimate_needs(unlimited, self.sizes(), workers, counted=tokens)
+
+    def open_footer(self, source: SourceShard, patience: Patience) -> None:  # noqa: ARG002
+        """Ask for no column: all were there when the run was made."""
+        return
+
+    def new_session(
+        self, store: Store, recipe: Recipe, options: Options, observer: Observer
+    ) -> sessions.Session:
+        """Return a session that encodes nothing; the run's vocabulary is copied for those who decode."""
+        observer.notice(f"taking the tokens from {self._run.store.uri}")
+        spec = registry.of_rules(recipe.rules)
+        there, here = self._run.store.local(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
+        registry.kind_of(spec).copy(spec, there, here)
+        return sessions.new(options.worker_count, 1, "exported")
+
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
+        """Yield all orders, each with where its tokens are; a source beyond a limit has none."""
+        for order in orders:
+            job = self._jobs.get(order.source.path)
+            if job is not None:
+                exported = Exported(
+                    run=self._run.store.uri,
+                    rules=self._run.manifest.rules,
+                    passages=self._run.streams[order.source_index],
+                    bytes=job.bytes,
+                    sha256=job.sha256,
+                    counts=Counts(**{name: getattr(job, name) for name in Counts.__struct_fields__}),
+                )
+                yield replace(order, exported=exported)

@@ -1,88 +1,203 @@
-"""Where the tokens of a run come from, and what it takes to have them.
+"""Where the tokens of a run come from: the seam between a run and its input.
 
-The seam between a run and its input: source shards here, the token shards of
-another run in `export_run`.
+An input takes the orders of a session and gives each one back when it can be
+carried out. Source files on this machine are one (`LocalFiles`), a remote with
+a prefetcher another (`prefetch`), a finished run a third (`export`).
 """
 
-import threading
+import errno
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from fwconvert.hub.dataset import Dataset
+from fwconvert import files
+from fwconvert.errors import SourceError
+from fwconvert.hub.retry import Patience
+from fwconvert.job.orders import ConvertOrder, Failure, Ready, Unfetched
 from fwconvert.options import Options
-from fwconvert.recipes import Recipe
-from fwconvert.run import estimate
-from fwconvert.run.prefetch import HubOrigin, LocalOrigin, Origin, Terms
-from fwconvert.run.preflight import Footers, refuse_other_folder
-from fwconvert.run.state import Observer
-from fwconvert.store import sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.recipes import Recipe, SourceManifest, SourceShard
+from fwconvert.run.estimate import Needs, estimate_needs
+from fwconvert.run.events import Observer
+from fwconvert.sources import catalog
+from fwconvert.sources.catalog import Size
+from fwconvert.store import layout, sessions
+from fwconvert.store.base import Store
+from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import registry
 
+# Tells whether a source should be fetched already, though not all before it are converted.
+IsWanted = Callable[[ConvertOrder], bool]
 
-class Supply(Protocol):
-    """Where the tokens of a run come from, and what it takes to have them."""
+# Something that pyarrow can read a footer from, and what messages call it.
+Readable = tuple[Path | io.RawIOBase, str]
 
-    # Where the sources lie on this machine, for whoever looks for them later.
-    place: Path | None
-
-    def origin(self, folder: RunFolder) -> Origin:
-        """Return what hands out the orders of the run."""
-
-    def check_disk(self, folder: RunFolder) -> None:
-        """Raise UsageError if the disk is too small."""
-
-    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
-        """Raise UsageError if the input is not there or has not the columns that the recipe asks for."""
-
-    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
-        """Return a session that can begin."""
+_FOOTERS_READ = 100
+# No honest text is packed tighter than this; a damaged footer may say anything.
+_MOST_UNPACKED = 100
 
 
-class Sources:
-    """The source shards themselves."""
+@dataclass(frozen=True)
+class Traffic:
+    """How fetching goes."""
 
-    def __init__(self, recipe: Recipe, options: Options) -> None:
-        self._recipe = recipe
-        self._options = options
-        self.place = recipe.root if recipe.root is not None else options.keep_folder
+    # Since the session began.
+    bytes: int
+    # Files that are fetched and not done with: at work, or waiting for a worker.
+    here: int
+    # More is on its way, or would be if the remote could be reached.
+    coming: bool
 
-    def origin(self, folder: RunFolder) -> Origin:
-        """Return the files on this machine, or the hub."""
-        options, manifest = self._options, self._recipe.source
-        if self._recipe.root is not None:
-            return LocalOrigin(manifest, self._recipe.root)
-        terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-        keep = None if options.keep_folder is None else options.keep_folder.absolute()
-        return HubOrigin(manifest, terms, folder.sources, keep)
 
-    def check_disk(self, folder: RunFolder) -> None:
-        """Raise UsageError if the output, or the sources that are fetched, do not fit."""
-        estimate.check_disk(self._recipe, self._options, folder)
+def always(_: ConvertOrder) -> bool:
+    """Want every source."""
+    return True
 
-    def check_columns(self, folder: RunFolder, origin: Origin, stop: threading.Event) -> None:
-        """Raise UsageError if no source is there, or none has the columns that the recipe asks for."""
-        manifest, root = self._recipe.source, self._recipe.root
-        if root is not None:
-            refuse_other_folder(self._recipe, origin, root, folder)
-        dataset = Dataset(manifest.dataset, manifest.revision) if root is None else None
-        Footers(origin, dataset, stop).check(self._recipe, folder)
 
-    def session(self, folder: RunFolder, observer: Observer) -> sessions.Session:
+class Input(Protocol):
+    """Where the tokens of a run come from.
+
+    Orders are handed out within a `with` block, which may be entered again.
+    What has a body here is right for files that are on this machine and stay.
+    """
+
+    # Where the sources lie on this machine: a hint for whoever looks for a document in them later.
+    root: Path | None
+
+    def location(self, source: SourceShard) -> Path:
+        """Return where the file of a source is on this machine, or will be."""
+
+    def changed(self, source: SourceShard, receipt: Receipt) -> str | None:
+        """Return the sha256 that a source has now if it is not the one that was converted."""
+        return changed_file(self.location(source), receipt)
+
+    def sizes(self) -> Mapping[str, Size]:
+        """Return how large sources are that can be looked at before they are read, by path."""
+
+    def estimate(self, recipe: Recipe, options: Options) -> Needs:
+        """Return what a run of the recipe will need."""
+        return estimate_needs(recipe, self.sizes(), workers_at_once(recipe, options))
+
+    def open_footer(self, source: SourceShard, patience: Patience) -> Readable | None:  # noqa: ARG002
+        """Return the file of a source, to read its footer; None if no column is needed from it."""
+        place = self.location(source)
+        return place, str(place)
+
+    def new_session(
+        self, store: Store, recipe: Recipe, options: Options, observer: Observer
+    ) -> sessions.Session:
         """Return a session that can begin: its encoder is there, and its vocabulary.
 
         Whatever fails here fails before the folder belongs to the recipe.
         """
-        options = self._options
-        spec = registry.of_rules(self._recipe.rules)
+        spec = registry.of_rules(recipe.rules)
         kind = registry.kind_of(spec)
         encoder, reason = kind.choose_encoder(spec, options.encoder)
         if reason:
             observer.notice(reason)
-        kind.provide(spec, folder.vocabularies)
-        # With a limit fewer sources are at work than there are, and may have more threads each.
-        limited, files = self._recipe.rules.is_limited, self._recipe.source.files
-        threads = options.thread_count(
-            estimate.plan_for(self._recipe, options).files if limited else len(files)
-        )
-        return sessions.new(options.worker_count, threads, encoder)
+        kind.provide(spec, store.local(layout.VOCABULARIES))
+        jobs = len(recipe.source.files)
+        if recipe.rules.is_limited:  # Fewer sources are at work, and may have more threads each.
+            jobs = self.estimate(recipe, options).files
+        return sessions.new(options.worker_count, options.thread_count(jobs), encoder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:
+        """Yield the orders as they can be carried out; a file is fetched only once it is wanted."""
+
+    def release(self, source: SourceShard) -> None:  # noqa: ARG002
+        """Take back a file whose receipt is on the disk, or that was given up."""
+        return
+
+    def clear(self) -> None:
+        """Remove files that were fetched and are not needed any more; after the `with` block."""
+        return
+
+    def traffic(self) -> Traffic | None:
+        """Return how fetching goes, or None if nothing is fetched."""
+        return None
+
+    def notices(self) -> list[str]:
+        """Return what a person should know since this was last asked."""
+        return []
+
+
+class LocalFiles(Input):
+    """Source files that are on this machine already, and stay."""
+
+    def __init__(self, manifest: SourceManifest, root: Path) -> None:
+        self.root: Path = root
+        self._files = manifest.files
+        self._bare = catalog.bare(manifest, root)
+        self._sizes: Mapping[str, Size] | None = None
+
+    def location(self, source: SourceShard) -> Path:
+        """Return where the file is, or where it was expected if it is missing."""
+        return self._bare.get(source.path, self.root / source.path)
+
+    def sizes(self) -> Mapping[str, Size]:
+        """Return what the footers of a sample say; they are read once."""
+        if self._sizes is None:
+            self._sizes = footer_sizes(self._files, self.location)
+        return self._sizes
+
+    def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
+        """Yield all orders; one whose file cannot be read as Unfetched, since no worker need try it."""
+        from fwconvert.sources.parquet import reading  # noqa: PLC0415  # loads pyarrow
+
+        for order in orders:
+            try:
+                path = order.file.local
+                with reading(path):
+                    files.state_of(path)
+                    if not os.access(path, os.R_OK):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            except SourceError as error:
+                yield Unfetched(order, Failure("unfetched", str(error)))
+            else:
+                yield order
+
+
+def workers_at_once(recipe: Recipe, options: Options) -> int:
+    """Return how many workers convert at the same time: no more than there are sources."""
+    return max(1, min(options.worker_count, len(recipe.source.files) or recipe.source.totals.files))
+
+
+def changed_file(path: Path, receipt: Receipt) -> str | None:
+    """Return the sha256 of a file that is there and is not the one of the receipt.
+
+    Hashed only if its size or its time differs: it may be a terabyte of files.
+    """
+    from fwconvert.sources.parquet import prove  # noqa: PLC0415  # loads pyarrow
+
+    if not path.exists():
+        return None
+    now = path.stat()
+    if (now.st_size, now.st_mtime_ns) == (receipt.source_bytes, receipt.source_mtime_ns):
+        return None
+    found = prove(path, lambda: None).sha256
+    return None if found == receipt.source_sha256 else found
+
+
+def footer_sizes(
+    sources: Sequence[SourceShard], location: Callable[[SourceShard], Path]
+) -> Mapping[str, Size]:
+    """Read the footers of a sample: one of a 2 GB source takes 15 ms, and there may be thousands."""
+    from fwconvert.sources import footers  # noqa: PLC0415  # loads pyarrow
+
+    sample = {source: location(source) for source in sources[:: max(1, len(sources) // _FOOTERS_READ)]}
+    found = footers.sizes([*sample.values()])
+    sizes: dict[str, Size] = {}
+    for source, place in sample.items():
+        # A bad source is its job's affair; its size is estimated from the others.
+        size, most = found.get(place), source.bytes * _MOST_UNPACKED
+        if size is not None and 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
+            sizes[source.path] = size
+    return sizes

@@ -1,185 +1,174 @@
-"""What of a run is already done and can be believed.
+"""What of a run is already done and can be trusted, and what has to go before the rest is done.
 
 A finished job is trusted when its receipt parses and all of its files have
 their recorded size and were not written to since the receipt was. Otherwise,
 and where a session was cut off, because a crash may leave a name without its
-content, they are hashed. What is to be joined is hashed always: the joined
-shard gets a hash that fits, whatever is in it. Whatever fails is told, and its
-receipt is to be withdrawn, so that the job is done again. Looking changes
-nothing.
+content, they are hashed. What is to be joined is always hashed: the joined
+shard gets a hash that fits, whatever is in it. A receipt that fails is
+reported and withdrawn, so that the job is done again. `find_done` itself
+changes nothing; `Cleanup` removes what is not needed and withdraws what does
+not fit.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from itertools import pairwise
 
-from fwconvert import limits, records
+from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
-from fwconvert.run import credible
+from fwconvert.run.events import Observer
+from fwconvert.run.state import Done, RunState
 from fwconvert.shards.cutting import joined_shards, last_full
-from fwconvert.store import layout, receipts
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
+from fwconvert.store import base, layout, receipts
+from fwconvert.store.base import Store
+from fwconvert.store.receipts import Absorbed, JoinReceipt, Receipt, ShardLine
 from fwconvert.store.recorded import (
     MOST_OTHERS,
     Hashing,
     Recorded,
-    join_paths,
-    looked_at,
+    join_receipts,
+    look_at,
     shard_files,
+    shard_problem,
     tail_files,
 )
 from fwconvert.store.run_manifest import most_shards
 
+# An entry of a tail's document index; the tail of a whole source may have more than 2**32 tokens.
+_SHORT_ENTRY, _LONG_ENTRY = 8, 12
 
-def _nothing(_done: int, _all: int) -> None:
+# Is given how many bytes are hashed and how many there are, several times a second; may raise to stop.
+Tick = Callable[[int, int], None]
+
+
+def _no_tick(_done: int, _all: int) -> None:
     pass
 
 
-@dataclass(frozen=True)
-class Look:
-    """How closely to look."""
-
-    # The sessions that were cut off: what they made is hashed.
-    unclean: frozenset[str] = frozenset()
-    # Hash everything, whatever its size and time.
-    everything: bool = False
-    # Is told how many bytes are hashed and how many there are, several times a second; may raise to stop.
-    tick: Callable[[int, int], None] = _nothing
-
-
 @dataclass
-class Survey:
-    """The receipts that can be believed: jobs by source path, joined shards by name."""
+class Found(Done):
+    """What a run's folder holds: the receipts that can be trusted, and those that cannot."""
 
-    jobs: dict[str, Receipt] = field(default_factory=dict)
-    joins: dict[str, JoinReceipt] = field(default_factory=dict)
-    # Receipts that cannot be believed, and what is wrong with them.
-    withdrawn: list[Path] = field(default_factory=list)
+    # Receipts that cannot be trusted, and what is wrong with them.
+    withdrawn: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    # The sha256 of sources whose receipts are withdrawn: what is made again must come of the same bytes.
-    known_sources: dict[str, str] = field(default_factory=dict)
-    # Receipts whose files are newer and were found right, and how new these are.
-    proven: dict[Path, int] = field(default_factory=dict)
-
-    @property
-    def absorbed(self) -> set[str]:
-        """The jobs' shards that joined shards have taken in."""
-        return {join.taken.name for join in self.joins.values() if join.taken}
-
-    @property
-    def covered(self) -> Counter[int]:
-        """How many tokens of each source's tail stand in joined shards already."""
-        return _covered(self.joins.values())
-
-    @property
-    def shard_names(self) -> Iterator[str]:
-        """The names of all token shards that the receipts tell of."""
-        for job in self.jobs.values():
-            yield from (line.name for line in job.shards)
-        yield from self.joins
+    # Receipts whose files are newer and have the right hashes, and how new these files are.
+    proven: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Claim:
     """A receipt, and the files that must be as it says."""
 
-    path: Path
+    name: str
     made: Receipt | JoinReceipt
     files: list[Recorded]
-    # Whether the time of a file is not enough to believe it; of the last of them at least, a tail.
+    # Whether all files are hashed, whatever their times say. A tail always is.
     hashed: bool
     tail: list[Recorded] = field(default_factory=list)
     wrong: str = ""
     newest: int = 0
 
 
-def survey(folder: RunFolder, recipe: Recipe, look: Look | None = None) -> Survey:
-    """Return what can be believed and what cannot."""
-    return _Surveyor(folder, recipe, look or Look()).survey()
+def find_done(
+    store: Store,
+    recipe: Recipe,
+    cut_off: frozenset[str] = frozenset(),
+    *,
+    rehash: bool = False,
+    tick: Tick = _no_tick,
+) -> Found:
+    """Return what is done, and what cannot be trusted; changes nothing.
+
+    Hashed are the files of the sessions in `cut_off`, those that are newer than
+    their receipts, tails, and with `rehash` all others too.
+    """
+    return _Search(store, recipe, cut_off, tick, rehash=rehash).run()
 
 
-class _Surveyor:
-    def __init__(self, folder: RunFolder, recipe: Recipe, look: Look) -> None:
-        self._folder = folder
+class _Search:
+    def __init__(
+        self, store: Store, recipe: Recipe, cut_off: frozenset[str], tick: Tick, *, rehash: bool
+    ) -> None:
+        self._store = store
         self._recipe = recipe
         self._rules: Rules = recipe.rules
-        self._look = look
-        self._hashing = Hashing(look.tick)
-        self._found = Survey()
+        self._cut_off = cut_off
+        self._rehash = rehash
+        self._hashing = Hashing(store, tick)
+        self._found = Found()
 
-    def survey(self) -> Survey:
-        """Read all receipts, then look at the files of each."""
+    def run(self) -> Found:
+        """Read all receipts and check the files of each: joined shards first, since they decide on tails."""
         found = self._found
-        joins = [*self._joins()]
-        self._check(joins)
-        for claim in joins:
-            self._sort_in(claim)
-        jobs = [*self._jobs()]
-        self._check(jobs)
-        for claim in jobs:
-            self._sort_in(claim)
+        for claims in (self._joins, self._jobs):
+            checked = [*claims()]
+            self._check(checked)
+            for claim in checked:
+                made = claim.made
+                if isinstance(made, Receipt):
+                    if not claim.wrong:
+                        found.jobs[made.path] = made
+                        continue
+                    found.known_sources[made.path] = made.source_sha256
+                    again = f"{made.path} will be converted again"
+                else:
+                    if not claim.wrong:
+                        found.joins[made.shard.name] = made
+                        continue
+                    again = f"{made.shard.name} will be joined again"
+                self._withdraw(claim.name, claim.wrong, again)
         return found
 
-    def _sort_in(self, claim: _Claim) -> None:
-        found, made = self._found, claim.made
-        if claim.wrong and isinstance(made, Receipt):
-            found.known_sources[made.path] = made.source_sha256
-            self._withdraw(claim.path, claim.wrong, f"{made.path} will be converted again")
-        elif claim.wrong:
-            assert isinstance(made, JoinReceipt)  # noqa: S101  # for mypy: there is no third kind
-            self._withdraw(claim.path, claim.wrong, f"{made.shard.name} will be joined again")
-        elif isinstance(made, Receipt):
-            found.jobs[made.path] = made
-        else:
-            found.joins[made.shard.name] = made
-
     def _joins(self) -> Iterator[_Claim]:
-        for path in join_paths(self._folder):
-            made = self._receipt(path, JoinReceipt)
+        for name in join_receipts(self._store):
+            made = self._receipt(name, JoinReceipt)
             if made is None:
                 continue
+            file_name = name.rpartition("/")[2]
             taken_is_ours = made.taken is None or layout.is_shard(self._rules, made.taken.name)
-            if not credible.join_can_be(self._recipe, made):
-                self._withdraw(path, f"the receipt {path.name} has numbers that cannot be")
-            elif path.name == f"{made.shard.name}.json" and taken_is_ours and self._are_ours([made.shard]):
-                files = [*shard_files(self._folder, self._rules, made.shard)]
-                yield _Claim(path, made, files, self._is_doubted(made))
+            if not _join_can_be(self._recipe, made):
+                self._withdraw(name, f"the receipt {file_name} has impossible numbers")
+            elif name == receipts.name_of(made) and taken_is_ours and self._are_ours([made.shard]):
+                files = [*shard_files(self._rules, made.shard)]
+                yield _Claim(name, made, files, self._is_hashed(made))
             else:
-                self._withdraw(path, f"the receipt {path.name} is not that of a joined shard of this run")
+                self._withdraw(name, f"the receipt {file_name} is not that of a joined shard of this run")
 
     def _jobs(self) -> Iterator[_Claim]:
         """Yield the receipts of jobs; a tail may be gone only if nothing is left to be done with it."""
-        made = self._borne_out(dict(self._receipts()))
-        absorbed, needless = self._found.absorbed, self._needless_tails([job for _, job in made.values()])
+        made = self._with_tails(dict(self._receipts()))
+        absorbed = {*self._found.absorbed.values()}
+        needless = self._needless_tails([job for _, job in made.values()])
         for index, file in enumerate(self._recipe.source.files):
             if file.path not in made:
                 continue
-            path, job = made[file.path]
+            name, job = made[file.path]
             lines = [line for line in job.shards if line.name not in absorbed]
-            files = [one for line in lines for one in shard_files(self._folder, self._rules, line)]
-            tail = [*tail_files(self._folder, job)] if job.tail.tokens != needless[index] else []
-            yield _Claim(path, job, files, self._is_doubted(job), tail)
+            files = [one for line in lines for one in shard_files(self._rules, line)]
+            tail = [*tail_files(job)] if job.tail.tokens != needless[index] else []
+            yield _Claim(name, job, files, self._is_hashed(job), tail)
 
-    def _receipts(self) -> Iterator[tuple[str, tuple[Path, Receipt]]]:
+    def _receipts(self) -> Iterator[tuple[str, tuple[str, Receipt]]]:
         for index, file in enumerate(self._recipe.source.files):
-            path = self._folder.receipt(layout.job_key(file.path))
-            made = self._receipt(path, Receipt)
+            name = layout.receipt(layout.job_key(file.path))
+            made = self._receipt(name, Receipt)
             if made is None:
                 continue
             if made.path != file.path:
-                self._withdraw(path, f"the receipt of {file.path} is that of {made.path}")
-            elif not credible.job_can_be(self._recipe, index, made):
-                self._withdraw(path, f"the receipt of {file.path} has numbers that cannot be")
+                self._withdraw(name, f"the receipt of {file.path} is that of {made.path}")
+            elif not _job_can_be(self._recipe, index, made):
+                self._withdraw(name, f"the receipt of {file.path} has impossible numbers")
             elif not self._are_ours(made.shards):
-                self._withdraw(path, f"the receipt of {file.path} names files that are not of this run")
+                self._withdraw(name, f"the receipt of {file.path} names files that are not of this run")
             else:
-                yield file.path, (path, made)
+                yield file.path, (name, made)
 
-    def _borne_out(self, made: dict[str, tuple[Path, Receipt]]) -> dict[str, tuple[Path, Receipt]]:
+    def _with_tails(self, made: dict[str, tuple[str, Receipt]]) -> dict[str, tuple[str, Receipt]]:
         """Return the jobs whose tails can be joined; the others are withdrawn.
 
         All tails together give so many joined shards. Where the tails are gone,
@@ -187,21 +176,21 @@ class _Surveyor:
         """
         most, gone = most_shards(self._rules), self._files_there() + MOST_OTHERS
         found = {}
-        for source, (path, job) in made.items():
+        for source, (name, job) in made.items():
             shards = job.tail.tokens // self._rules.block_tokens
             most -= shards
-            if looked_at(next(tail_files(self._folder, job)))[0]:
+            if look_at(self._store, next(tail_files(job)))[0]:
                 gone -= shards
             if most < 0 or gone < 0:
-                self._withdraw(path, f"the receipt of {source} tells of a tail that is not there")
+                self._withdraw(name, f"the receipt of {source} names a tail that is not there")
                 most, gone = most + shards, gone + shards
             else:
-                found[source] = path, job
+                found[source] = name, job
         return found
 
-    @cache  # noqa: B019  # a surveyor lives as long as its survey
+    @cache  # noqa: B019  # a search lives as long as its result is made
     def _files_there(self) -> int:
-        return records.files_in(self._folder.path)
+        return base.count(self._store, "")
 
     def _needless_tails(self, jobs: Sequence[Receipt]) -> Counter[int]:
         """Return how many tokens of each source's tail nobody needs: they are joined, or to be dropped.
@@ -226,13 +215,14 @@ class _Surveyor:
         dropped = {at: job.tail.tokens - kept[at] for at, job in enumerate(known)}
         return covered + Counter(dropped)
 
-    def _receipt(self, path: Path, kind: type[receipts.AnyReceipt]) -> receipts.AnyReceipt | None:
-        if not path.exists():
-            return None
+    def _receipt(self, name: str, kind: type[receipts.AnyReceipt]) -> receipts.AnyReceipt | None:
+        with suppress(OSError):  # Reading says what is wrong.
+            if self._store.state(name) is None:
+                return None
         try:
-            return receipts.read(path, kind, self._recipe.recipe_id, self._files_there)
+            return receipts.read(self._store, name, kind, self._recipe.recipe_id, self._files_there)
         except ManifestError as error:
-            self._withdraw(path, str(error))
+            self._withdraw(name, str(error))
             return None
 
     def _are_ours(self, lines: Iterable[ShardLine]) -> bool:
@@ -242,16 +232,16 @@ class _Surveyor:
             for line in lines
         )
 
-    def _is_doubted(self, made: Receipt | JoinReceipt) -> bool:
-        return self._look.everything or made.session in self._look.unclean
+    def _is_hashed(self, made: Receipt | JoinReceipt) -> bool:
+        return self._rehash or made.session in self._cut_off
 
     def _check(self, claims: Sequence[_Claim]) -> None:
         """Look at the files of receipts; those that may be others than they were are hashed, side by side."""
         doubtful: dict[Recorded, _Claim] = {}
         for claim in claims:
-            made_at, newest = claim.path.stat().st_mtime_ns, 0
+            made_at, newest = self._changed_at(claim.name), 0
             for file in (*claim.files, *claim.tail):
-                wrong, changed_at = looked_at(file)
+                wrong, changed_at = look_at(self._store, file)
                 claim.wrong, newest = claim.wrong or wrong, max(newest, changed_at)
                 if claim.hashed or file in claim.tail or changed_at > made_at:
                     doubtful[file] = claim
@@ -261,16 +251,199 @@ class _Surveyor:
             doubtful[file].wrong = doubtful[file].wrong or wrong
         for claim in claims:
             if claim.newest and not claim.wrong:
-                self._found.proven[claim.path] = claim.newest
+                self._found.proven[claim.name] = claim.newest
 
-    def _withdraw(self, path: Path, *problems: str) -> None:
-        self._found.withdrawn.append(path)
+    def _changed_at(self, name: str) -> int:
+        state = self._store.state(name)
+        return 0 if state is None else state.changed_at
+
+    def _withdraw(self, name: str, *problems: str) -> None:
+        self._found.withdrawn.append(name)
         self._found.problems += problems
 
 
-def _covered(joins: Iterable[JoinReceipt]) -> Counter[int]:
-    covered: Counter[int] = Counter()
-    for join in joins:
+# Whether the numbers of a receipt are possible follows from the recipe alone, before any file is looked at.
+# A digest proves that a receipt is as it was written, not who wrote it. One whose numbers contradict each
+# other would have the join cut tails without end, or ask for sources that do not exist.
+
+
+def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
+    """Tell whether the job of a source can have given these token shards, and this tail."""
+    rules, tail = recipe.rules, job.tail
+    entry = _LONG_ENTRY if rules.layout == "contiguous" else _SHORT_ENTRY
+    is_whole = (
+        min(tail.tokens, tail.documents, job.source_bytes) >= 0
+        and tail.bytes == rules.kind.header_bytes + tail.tokens * rules.token_bytes
+        and tail.index_bytes == tail.documents * entry
+        and sum(line.tokens for line in job.shards) + tail.tokens == job.counts.tokens
+    )
+    return is_whole and _shards_can_be(rules, index, job)
+
+
+def _join_can_be(recipe: Recipe, join: JoinReceipt) -> bool:
+    """Tell whether a joined shard can have been made of tails of this run."""
+    sources, taken, line = len(recipe.source.files), join.taken, join.shard
+    begin = taken.tokens if taken else 0
+    ends = [begin, *(segment.first + segment.tokens for segment in join.segments)]
+    named = [*(segment.source for segment in join.segments), *(source for source, _ in line.segments)]
+    return (
+        all(0 <= source < sources for source in [*named, *([taken.source] if taken else [])])
+        and all(one.source < other.source for one, other in pairwise(join.segments))
+        and all(segment.tokens > 0 and segment.start >= 0 for segment in join.segments)
+        and all(segment.first == end for segment, end in zip(join.segments, ends, strict=False))
+        and begin >= 0
+        and line.tokens == ends[-1]
+        and _file_can_be(recipe.rules, line)
+    )
+
+
+def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
+    """Tell whether a job's shards are its blocks, each full, and its tail fills none."""
+    if rules.layout == "contiguous":
+        return not job.shards
+    block, has_val = rules.block_tokens, index == 0 and rules.val_tokens > 0
+    sizes = [rules.val_tokens, block] if has_val else [block, block]
+    for number, line in enumerate(job.shards):
+        split: layout.Split = "val" if number == 0 and has_val else "train"
+        known = {layout.job_shard(rules, split, index, number, plain=plain) for plain in (False, True)}
+        if (line.split, line.tokens) != (split, sizes[min(number, 1)]) or line.name not in known:
+            return False
+        if line.segments != ((index, 0),) or not _file_can_be(rules, line):
+            return False
+    return job.tail.tokens < sizes[min(len(job.shards), 1)]
+
+
+def _file_can_be(rules: Rules, line: ShardLine) -> bool:
+    size = rules.kind.header_bytes + line.tokens * rules.token_bytes
+    return line.documents >= 0 and (rules.compress is not None or line.bytes == size)
+
+
+class Cleanup:
+    """Removes the files that a run does not need any more, and withdraws receipts that do not fit.
+
+    It is told of every receipt, after that is in the state. Whatever it removes
+    may be removed at any time, or twice: a session that was cut off leaves it to
+    the next one.
+    """
+
+    def __init__(self, store: Store, state: RunState, observer: Observer) -> None:
+        self._store = store
+        self._state = state
+        self._observer = observer
+        self.keys = [layout.job_key(file.path) for file in state.recipe.source.files]
+        self._covered = state.done.covered
+        self._absorbed = state.done.absorbed
+        # The jobs whose tails are not needed and still there; and those with a record in quarantine.
+        self._spent: list[str] = []
+        there = base.record_names(store, layout.QUARANTINE)
+        self._quarantined = {name.removesuffix(".json") for name in there}.intersection(self.keys)
+
+    def remove_leftovers(self) -> None:
+        """Remove what earlier sessions have left."""
+        for index, file in enumerate(self._state.recipe.source.files):
+            if file.path in self._state.done.jobs:
+                self.job_done(index)
+        for name in self._absorbed.values():
+            self._remove_shard(name)
+
+    def job_done(self, index: int) -> None:
+        """Remove what the receipt of a job makes unnecessary."""
+        key = self.keys[index]
+        if key in self._quarantined:
+            self._store.remove(layout.quarantined(key))
+            self._quarantined.remove(key)
+        if self._is_spent(index):  # Its joined shards were made before, by a session that was cut off.
+            self.remove_tails(key)
+        if index in self._absorbed:  # Likewise what one of them has taken in.
+            self._remove_shard(self._absorbed[index])
+
+    def job_quarantined(self, key: str) -> None:
+        """Take note of a record in quarantine."""
+        self._quarantined.add(key)
+
+    def join_done(self, join: JoinReceipt) -> None:
+        """Remove or take note of what the receipt of a joined shard makes unnecessary."""
         for segment in join.segments:
-            covered[segment.source] += segment.tokens
-    return covered
+            self._covered[segment.source] += segment.tokens
+            if self._is_spent(segment.source):
+                self._spent.append(self.keys[segment.source])
+        if join.taken:
+            self._absorbed[join.taken.source] = join.taken.name
+            self._remove_shard(join.taken.name)
+
+    def take_spent(self) -> tuple[str, ...]:
+        """Return the jobs whose tails a worker is to remove, each once.
+
+        Removing a large file takes time that the scheduler does not have.
+        """
+        spent, self._spent = tuple(self._spent), []
+        return spent
+
+    def remove_tails(self, *keys: str) -> None:
+        """Remove the tails of jobs, those that are there."""
+        for key in keys:
+            self._store.remove(layout.tail(key), layout.tail_index(key))
+
+    def withdraw_over_limit(self) -> None:
+        """Withdraw jobs that were done ahead and do not fit the limit; their files go when all is done."""
+        limiter = self._state.limiter
+        for index in limiter.unfit:
+            path = self._withdraw_job(index)
+            why = "lies beyond the limit" if limiter.reached else "has more than the limit leaves for it"
+            self._observer.notice(f"{path} {why}: its output is withdrawn")
+
+    def withdraw_misfits(self, tick: Tick) -> None:
+        """Withdraw what stands in the way of the join; the jobs that go with it are missing then.
+
+        A joined shard that does not fit the tails of its sources, and the jobs
+        whose tails were removed because of it. And the job whose last shard is
+        to be taken in, if that is damaged: what is joined from it would get a hash that fits.
+        """
+        state = self._state
+        sources, wanted, misfits = state.sources, state.joined_shards, state.misfits
+        for join in misfits:
+            state.join_withdrawn(join)
+            for segment in join.segments:
+                self._covered[segment.source] -= segment.tokens
+            if join.taken:
+                self._absorbed.pop(join.taken.source, None)
+            self._withdraw(receipts.name_of(join))
+            name = join.shard.name
+            self._observer.notice(f"{name} does not fit the tails of its sources: it will be joined again")
+        for index, file in enumerate(sources if misfits else ()):
+            tail = state.done.jobs[file.path].tail
+            if tail.tokens > 0 and not base.exists(self._store, layout.tail(self.keys[index])):
+                self._withdraw_job(index)
+                self._observer.notice(f"{file.path} will be converted again: its tail is needed, and is gone")
+        for name, shard in wanted.items():
+            if shard.absorbed is not None and name not in state.done.joins:
+                self._prove_absorbed(shard.absorbed, tick)
+
+    def _prove_absorbed(self, absorbed: Absorbed, tick: Tick) -> None:
+        state = self._state
+        path = state.recipe.source.files[absorbed.source].path
+        receipt = state.done.jobs.get(path)
+        if receipt is None or receipt.session == state.session_id:  # Written and hashed a moment ago.
+            return
+        line = next(line for line in receipt.shards if line.name == absorbed.name)
+        wrong = shard_problem(self._store, state.recipe.rules, line, tick)
+        if wrong:
+            self._withdraw_job(absorbed.source)
+            self._observer.notice(f"{wrong}: {path} will be converted again")
+
+    def _is_spent(self, index: int) -> bool:
+        receipt = self._state.done.jobs.get(self._state.recipe.source.files[index].path)
+        return receipt is not None and receipt.tail.tokens == self._covered[index]
+
+    def _withdraw_job(self, index: int) -> str:
+        """Withdraw the receipt of a job; return the path of its source."""
+        self._withdraw(layout.receipt(self.keys[index]))
+        return self._state.job_withdrawn(index).path
+
+    def _withdraw(self, receipt: str) -> None:
+        self._store.remove(receipt)
+        self._store.settle(receipt.rpartition("/")[0])
+
+    def _remove_shard(self, name: str) -> None:
+        sidecars = layout.sidecars(self._state.recipe.rules, name)
+        self._store.remove(name, *sidecars, layout.index(name))

@@ -2,14 +2,14 @@
 
 The policy is here and not in an engine, so that it is the same everywhere:
 
-- an order's own error is retried a little, then the order is given up and the
-  others go on;
+- an order's own error is retried once, then the order is given up and
+  the others go on;
 - a lost worker is retried more often, because it is seldom the order's fault;
-  after a kill from outside (memory) with half the concurrency;
-- a worker that cannot begin is nobody's fault: the others go on without it, and
-  only if there are none, and it happens again and again, the run stops;
+  after a SIGKILL, as when memory runs out, with half the concurrency;
+- a worker that cannot begin is no order's fault: the others go on without it.
+  Only if there are none, and it happens again and again, does the run stop;
 - an output error stops everything at once and is never counted against an order;
-- a wish to stop lets the workers stop at a safe place; a second one kills them;
+- a stop request lets the workers stop at a safe place; a second one kills them;
 - when no more sources can be fetched, the workers finish what they have.
 """
 
@@ -37,146 +37,152 @@ _GRACE_SECONDS = 10.0
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Is told what happens, and knows of stop requests."""
 
     def done(self, order: Order, receipt: Receipt | JoinReceipt) -> None:
-        """An order was carried out; its receipt is on the disk."""
+        """Take note of an order that was carried out; its receipt is on the disk."""
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
-        """An attempt failed. `final`: the order was given up."""
+        """Take note of a failed attempt. `final`: the order was given up."""
 
     def tick(self, running: list[Progress]) -> None:
-        """Some time has passed. Raises Stopped when the user wants to stop."""
+        """Show how far the orders in flight are; raise Stopped if there is a stop request."""
 
     def impatient(self) -> bool:
-        """Tell whether the user asked a second time to stop."""
+        """Tell whether there is a second stop request: do not wait for the workers."""
 
 
 @dataclass
-class _State:
-    """An order and what became of its attempts."""
+class _Attempts:
+    """An order, and how often it has failed."""
 
     order: Order
-    job_failures: int = 0
-    lost: int = 0
+    own_failures: int = 0
+    lost_workers: int = 0
 
     def count(self, failure: Failure) -> bool:
         """Count a failed attempt; tell whether it was the last."""
         if failure.kind == "lost":
-            self.lost += 1
+            self.lost_workers += 1
         else:
-            self.job_failures += 1
-        return self.job_failures >= JOB_TRIES or self.lost >= LOST_TRIES
+            self.own_failures += 1
+        return self.own_failures >= JOB_TRIES or self.lost_workers >= LOST_TRIES
 
 
 @dataclass
-class _Flight:
+class _Scheduler:
     engine: Engine
     watcher: Watcher
-    # What is still to come: None if nothing is ready just now.
-    coming: Iterator[Order | Unfetched | None] | None
-    # To be tried again: at once, and when nothing else is ready.
-    urgent: deque[_State] = field(default_factory=deque)
-    later: deque[_State] = field(default_factory=deque)
-    flying: "dict[Future[Outcome], _State]" = field(default_factory=dict)
-    # Those of them that have ended, told by whichever thread ended them.
-    landed: "SimpleQueue[Future[Outcome]]" = field(default_factory=SimpleQueue)
-    # The orders whose workers were killed from outside, until they are settled.
+    # Orders that are still to come; gives None if none is ready just now.
+    incoming: Iterator[Order | Unfetched | None] | None
+    # To be tried again: before all others, and when nothing else is ready.
+    retry_now: deque[_Attempts] = field(default_factory=deque)
+    retry_later: deque[_Attempts] = field(default_factory=deque)
+    in_flight: "dict[Future[Outcome], _Attempts]" = field(default_factory=dict)
+    # Those of them that are finished, put here by whichever thread finished them.
+    finished: "SimpleQueue[Future[Outcome]]" = field(default_factory=SimpleQueue)
+    # The orders whose workers were killed, until they are done or given up.
     suspects: set[str] = field(default_factory=set)
     # Workers in a row that could not begin. After one, no more are started than are at work.
-    unready: int = 0
-    warned: bool = False
-    # Why nothing more is coming, though it should.
-    trouble: HubError | None = None
+    failed_starts: int = 0
+    warned_of_failed_start: bool = False
+    # Why no more sources come, though there are more.
+    fetch_error: HubError | None = None
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether there is nothing more to do."""
-        return self.coming is None and not (self.urgent or self.later or self.flying)
+        return self.incoming is None and not (self.retry_now or self.retry_later or self.in_flight)
 
-    def fill(self) -> None:
+    def fill_slots(self) -> None:
         """Start as many orders as may run and are ready."""
-        while len(self.flying) < self._limit() and (state := self._next()) is not None:
-            future = self.engine.submit(state.order)
-            self.flying[future] = state
-            future.add_done_callback(self.landed.put)
+        while len(self.in_flight) < self._most_at_once() and (attempts := self._next()) is not None:
+            future = self.engine.submit(attempts.order)
+            self.in_flight[future] = attempts
+            future.add_done_callback(self.finished.put)
 
-    def _next(self) -> _State | None:
-        if self.urgent:
-            return self.urgent.popleft()
-        while self.coming is not None:
-            item = self._from_outside(self.coming)
-            if isinstance(item, Unfetched):
-                self.watcher.failed(item.order, item.failure, final=True)
-            elif item is not None:
-                return _State(item)
+    def _most_at_once(self) -> int:
+        if self.failed_starts:
+            return max(1, len(self.in_flight))
+        return max(1, self.engine.slots // 2) if self.suspects else self.engine.slots
+
+    def _next(self) -> _Attempts | None:
+        """Return the order to start next: one that was lost, a new one, or one that has failed."""
+        if self.retry_now:
+            return self.retry_now.popleft()
+        while self.incoming is not None:
+            try:
+                item = next(self.incoming)
+            except StopIteration:
+                self.incoming = None
+            except HubError as error:
+                self.incoming, self.fetch_error = None, error
             else:
-                break
-        return self.later.popleft() if self.later else None
+                if item is None:
+                    break
+                if not isinstance(item, Unfetched):
+                    return _Attempts(item)
+                self.watcher.failed(item.order, item.failure, final=True)
+        return self.retry_later.popleft() if self.retry_later else None
 
-    def _from_outside(self, coming: Iterator[Order | Unfetched | None]) -> Order | Unfetched | None:
-        try:
-            return next(coming)
-        except StopIteration:
-            self.coming = None
-        except HubError as error:
-            self.coming, self.trouble = None, error
-        return None
-
-    def land(self, seconds: float) -> None:
-        """Wait for orders to finish and settle each of them."""
-        if not self.flying:
-            if not self.over:
+    def settle_next(self, seconds: float) -> None:
+        """Wait at most this long for an order to finish, and settle it."""
+        if not self.in_flight:
+            if not self.is_done:
                 time.sleep(_LOOK_SECONDS)  # for the first source to come
             return
         with suppress(Empty):
-            future = self.landed.get(timeout=seconds)
-            self._settle(self.flying.pop(future), self.engine.outcome(future))
+            future = self.finished.get(timeout=seconds)
+            self._settle(self.in_flight.pop(future), self.engine.outcome(future))
 
-    def _limit(self) -> int:
-        if self.unready:
-            return max(1, len(self.flying))
-        return max(1, self.engine.slots // 2) if self.suspects else self.engine.slots
-
-    def _settle(self, state: _State, outcome: Outcome) -> None:
-        self.suspects.discard(state.order.key)
+    def _settle(self, attempts: _Attempts, outcome: Outcome) -> None:
+        order = attempts.order
+        self.suspects.discard(order.key)
         if isinstance(outcome, Failure) and outcome.kind == "unready":
-            self._begin_again(state, outcome)
+            self.failed_starts += 1
+            if self.failed_starts >= LOST_TRIES and not self.in_flight:
+                raise FwconvertError(outcome.message)
+            if not self.warned_of_failed_start:  # The others say the same.
+                self.warned_of_failed_start = True
+                self.watcher.failed(order, outcome, final=False)
+            self.retry_later.append(attempts)
             return
-        self.unready = 0
+        self.failed_starts = 0
         if not isinstance(outcome, Failure):
-            self.watcher.done(state.order, outcome)
+            self.watcher.done(order, outcome)
         elif outcome.kind == "output":
             raise OutputError(outcome.message)
         elif outcome.kind == "stopped":
             raise Stopped(outcome.message)
         else:
-            self._retry(state, outcome)
+            self._retry_or_give_up(attempts, outcome)
 
-    def _begin_again(self, state: _State, failure: Failure) -> None:
-        self.unready += 1
-        if self.unready >= LOST_TRIES and not self.flying:
-            raise FwconvertError(failure.message)
-        if not self.warned:  # The others say the same.
-            self.warned = True
-            self.watcher.failed(state.order, failure, final=False)
-        self.later.append(state)
-
-    def _retry(self, state: _State, failure: Failure) -> None:
-        final = state.count(failure)
-        self.watcher.failed(state.order, failure, final=final)
-        if final:
+    def _retry_or_give_up(self, attempts: _Attempts, failure: Failure) -> None:
+        is_last = attempts.count(failure)
+        self.watcher.failed(attempts.order, failure, final=is_last)
+        if is_last:
             return
         if failure.killed:
-            self.suspects.add(state.order.key)
-        if failure.kind == "lost":
-            self.urgent.append(state)
-        else:  # Later, when a passing fault may have passed.
-            self.later.append(state)
+            self.suspects.add(attempts.order.key)
+        # An order's own error is retried later, when what caused it may have passed.
+        (self.retry_now if failure.kind == "lost" else self.retry_later).append(attempts)
+
+    def wind_down(self) -> None:
+        """Let the workers stop; what they finish meanwhile still counts."""
+        self.engine.stop()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        try:
+            while self.in_flight and time.monotonic() < deadline and not self.watcher.impatient():
+                with suppress(FwconvertError):  # The reason for stopping is another one.
+                    self.settle_next(_LOOK_SECONDS)
+        finally:
+            if self.in_flight:
+                self.engine.kill()
+                wait(self.in_flight)
 
 
 def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
-    """Carry out all orders; those given up have been told to the watcher.
+    """Carry out all orders; the watcher is told which are done and which were given up.
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the
     output cannot be written, FwconvertError if no worker can begin, Stopped if
@@ -184,41 +190,23 @@ def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: W
     done. By then no worker is at work any more.
     """
     if engine.slots < 1:
-        raise ValueError(f"an engine needs a slot, and this has {engine.slots}")
-    flight = _Flight(engine, watcher, iter(orders))
+        raise ValueError(f"an engine needs at least one slot, and this one has {engine.slots}")
+    scheduler = _Scheduler(engine, watcher, iter(orders))
     looked_at = -_LOOK_SECONDS
     try:
-        flight.fill()
-        while not flight.over:
-            flight.land(_TICK_SECONDS)
-            flight.fill()  # Before the look: only this tells whether what landed was the last.
-            # Not after every order: of thousands of small ones, looking would be the main cost.
-            if not flight.over and time.monotonic() - looked_at >= _LOOK_SECONDS:
+        scheduler.fill_slots()
+        while not scheduler.is_done:
+            scheduler.settle_next(_TICK_SECONDS)
+            scheduler.fill_slots()  # Before the look: only this tells whether what was settled was the last.
+            # Not after every order: with thousands of small ones, looking would be the main cost.
+            if not scheduler.is_done and time.monotonic() - looked_at >= _LOOK_SECONDS:
                 engine.enforce_limits()
                 watcher.tick(engine.progress())
                 looked_at = time.monotonic()
         with suppress(Stopped):  # Too late: all is done.
             watcher.tick([])
     except BaseException:
-        _wind_down(flight)
+        scheduler.wind_down()
         raise
-    if flight.trouble is not None:
-        raise flight.trouble
-
-
-def _wind_down(flight: _Flight) -> None:
-    """Let the workers stop; what they finish meanwhile still counts."""
-    flight.engine.stop()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    try:
-        while flight.flying and time.monotonic() < deadline and not flight.watcher.impatient():
-            _land_quietly(flight)
-    finally:
-        if flight.flying:
-            flight.engine.kill()
-            wait(flight.flying)
-
-
-def _land_quietly(flight: _Flight) -> None:
-    with suppress(FwconvertError):  # Already on the way down, for a reason of its own.
-        flight.land(0.05)
+    if scheduler.fetch_error is not None:
+        raise scheduler.fetch_error

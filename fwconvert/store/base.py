@@ -120,7 +120,7 @@ class Store(Protocol):
         """Yield the names of the files in a folder, without the folder's, in no order.
 
         Folders in it are left out, a folder that is missing has no files, and there may be a
-        million that somebody else put there.
+        million that somebody else put there. NotADirectoryError if the run's own folder is none.
         """
         ...
 
@@ -140,7 +140,7 @@ class Store(Protocol):
         """Make durable which names are in these folders: what was published and removed stays so."""
         ...
 
-    def touch(self, name: str, changed_at: int) -> None:
+    def set_changed_at(self, name: str, changed_at: int) -> None:
         """Set when a file last changed, where that is possible. It saves time; nothing may rest on it."""
         ...
 
@@ -159,8 +159,15 @@ class Store(Protocol):
         """
         ...
 
-    def holder(self) -> str:
-        """Return which session holds the lock ("pid 7 on host h, session s"), or "" if none does."""
+    def for_session(self, session: str) -> Self:
+        """Return the same run for a session that writes to it."""
+        ...
+
+    def holder(self, session: str = "") -> str:
+        """Return who holds the lock of the run, or that of a session; "" if nobody does.
+
+        As "pid 7 on host h, session s". A session that does not hold its lock is over.
+        """
         ...
 
     def is_deserted(self) -> bool:
@@ -207,6 +214,14 @@ def read_record(store: Store, name: str, kind: type[R], described: Callable[[], 
     where = store.address(name)
     raw = records.content(lambda most: store.read(name, most), kind, where)
     return records.decode(raw, kind, where, described)
+
+
+def count(store: Store, folder: str) -> int:
+    """Return how many files are in a folder; 0 if nobody can tell."""
+    try:
+        return sum(1 for _ in store.list(folder))
+    except OSError:
+        return 0
 
 
 def record_names(store: Store, folder: str) -> Iterator[str]:

@@ -9,15 +9,18 @@ from fwconvert.store.local import LocalStore
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(LocalStore):
     """The paths of a run."""
 
-    path: Path
+    @property
+    def path(self) -> Path:
+        """The folder itself."""
+        return self.root
 
-    @cached_property
+    @property
     def store(self) -> LocalStore:
         """The same run as a store."""
-        return LocalStore(self.path)
+        return self
 
     @cached_property
     def private(self) -> Path:
@@ -43,11 +46,6 @@ class RunFolder:
     def places(self) -> Path:
         """Return the path of this file or folder."""
         return self.path / layout.PLACES
-
-    @cached_property
-    def lock(self) -> Path:
-        """Return the path of this file or folder."""
-        return self.path / layout.LOCK
 
     @cached_property
     def receipts(self) -> Path:
@@ -122,9 +120,9 @@ class RunFolder:
         """Return the path of the document index of a job's tail."""
         return self.path / layout.tail_index(key)
 
-    def write(self, path: Path, content: bytes) -> None:
+    def write(self, name: str | Path, content: bytes) -> None:
         """Make `content` the content of a record in the folder, durably and all at once."""
-        self.store.write(path.relative_to(self.path).as_posix(), content)
+        super().write(name if isinstance(name, str) else name.relative_to(self.path).as_posix(), content)
 
     def remove_tail(self, key: str) -> None:
         """Remove a job's tail if it is there."""
@@ -132,8 +130,4 @@ class RunFolder:
 
     def make(self) -> None:
         """Make all the folders."""
-        self.store.prepare()
-
-    def refuse_links(self) -> None:
-        """Raise OutputError if a folder of ours is a link."""
-        self.store.refuse_links()
+        self.prepare()

@@ -41,6 +41,7 @@ LOGS = f"{PRIVATE}/logs"  # what workers and libraries print
 FOLDERS = (PRIVATE, INDEX, RECEIPTS, JOINS, QUARANTINE, TAILS, TEMPORARY, SESSIONS, LOGS)
 OPTIONAL_FOLDERS = (SOURCES, VOCABULARIES)
 
+LOCK_SUFFIX = ".lock"
 _INDEX_SUFFIX = ".docs"
 _SOURCE_DIGITS = 5
 
@@ -63,6 +64,11 @@ def quarantined(key: str) -> str:
 def session(session_id: str) -> str:
     """Return the name of the record of a session."""
     return f"{SESSIONS}/{session_id}.json"
+
+
+def session_lock(session_id: str) -> str:
+    """Return the name of the lock that a session holds while its drafts are not litter."""
+    return f"{SESSIONS}/{session_id}{LOCK_SUFFIX}"
 
 
 def tail(key: str) -> str:

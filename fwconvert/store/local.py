@@ -5,16 +5,21 @@ fsync, rename, fsync of the folder), what is read through `files` (no pipe, no
 device). A value: a worker makes its own from the same root and session.
 """
 
+import errno
 import os
+import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from fwconvert import files
 from fwconvert.store import atomic, layout, lock
 from fwconvert.store.base import Content, FileState
+
+_LONGEST_SILENCE_NS = 24 * 60 * 60 * 10**9
 
 
 class LocalDraft:
@@ -92,7 +97,7 @@ class LocalStore:
 
     def draft(self, label: str) -> LocalDraft:
         """Begin a file in the private folder."""
-        return LocalDraft(self, self._label(label))
+        return LocalDraft(self, self.draft_label(label))
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file durably and all at once."""
@@ -112,6 +117,10 @@ class LocalStore:
             found = files.state_of(self.local(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise files.refused("it is a link that leads nowhere", self.local(name)) from error
+            raise
         return FileState(found.st_size, found.st_mtime_ns)
 
     def size(self, name: str) -> int | None:
@@ -124,10 +133,13 @@ class LocalStore:
         try:
             with os.scandir(self.local(folder)) as entries:
                 for entry in entries:
-                    if not entry.is_dir():
+                    if not _is_folder(entry):
                         yield entry.name
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return
+        except NotADirectoryError:
+            if not folder:  # Whoever named it is to be told.
+                raise
 
     def remove(self, *names: str) -> None:
         """Remove files, those that are there; of a link the link itself."""
@@ -143,7 +155,7 @@ class LocalStore:
         for folder in folders:
             atomic.sync_folder(self.local(folder))
 
-    def touch(self, name: str, changed_at: int) -> None:
+    def set_changed_at(self, name: str, changed_at: int) -> None:
         """Set the time of a file, but not that of a file elsewhere to which a link leads."""
         path = self.local(name)
         if not path.is_symlink():
@@ -164,14 +176,21 @@ class LocalStore:
         for folder in (*layout.FOLDERS, *layout.OPTIONAL_FOLDERS):
             atomic.refuse_link(self.local(folder))
 
-    def lock(self) -> AbstractContextManager[object]:
+    def lock(self) -> lock.Lock:
         """Hold the folder as this session's alone, or raise UsageError that says who holds it."""
-        atomic.make_folder(self.local(layout.PRIVATE))
-        return lock.Lock(self.root, self.local(layout.LOCK), self.session)
+        for folder in (layout.PRIVATE, layout.SESSIONS):
+            atomic.refuse_link(self.local(folder))
+            atomic.make_folder(self.local(folder))
+        own = self.local(layout.session_lock(self.session))
+        return lock.Lock(self.local(layout.LOCK), own, self.session, self.uri)
 
-    def holder(self) -> str:
-        """Return which session holds the lock, or "" if none does."""
-        return lock.holder(self.local(layout.LOCK))
+    def for_session(self, session: str) -> Self:
+        """Return the same run for a session that writes to it."""
+        return replace(self, session=session)
+
+    def holder(self, session: str = "") -> str:
+        """Return which session holds the lock of the run, or that of a session; "" if none does."""
+        return lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
 
     def is_deserted(self) -> bool:
         """Tell whether it is certain that no session is at work in the folder."""
@@ -179,12 +198,50 @@ class LocalStore:
 
     def sweep(self, label: str = "") -> int:
         """Remove the drafts of this session, or only those of one label."""
-        prefix = self._label(f"{label}-") if label else self._label("")
-        return atomic.sweep(self.local(layout.TEMPORARY), prefix)
+        return atomic.sweep(self.local(layout.TEMPORARY), self.draft_label(f"{label}-" if label else ""))
 
     def sweep_abandoned(self) -> int:
-        """Remove the drafts of all other sessions: whoever holds the lock is the only one at work."""
-        return atomic.sweep(self.local(layout.TEMPORARY))
+        """Remove the drafts of sessions that are certainly dead. Hold the lock.
 
-    def _label(self, label: str) -> str:
+        Dead is a session whose own lock is gone or free on this machine. What has no session in
+        its name was made by an earlier version, so by nobody who is at work now. Of a session that
+        may live on another machine go the drafts that have not changed for a day: at work they are
+        written to all the time.
+        """
+        atomic.refuse_link(self.local(layout.TEMPORARY))
+        drafts: dict[str, list[str]] = defaultdict(list)
+        for name in self.list(layout.TEMPORARY):
+            drafts[name.partition(".")[0]].append(f"{layout.TEMPORARY}/{name}")
+        locks = {
+            name.removesuffix(layout.LOCK_SUFFIX)
+            for name in self.list(layout.SESSIONS)
+            if name.endswith(layout.LOCK_SUFFIX)
+        }
+        swept = 0
+        for session in (drafts.keys() | locks) - {self.session}:
+            own, theirs = layout.session_lock(session), drafts[session]
+            is_over = lock.is_over(self.local(own))
+            stale = theirs if is_over else [name for name in theirs if self._is_forgotten(name)]
+            self.remove(*stale)
+            swept += len(stale)
+            if is_over:  # Last: without it nobody would know whose the drafts were.
+                self.remove(own)
+        return swept
+
+    def _is_forgotten(self, name: str) -> bool:
+        try:
+            found = self.state(name)
+        except OSError:
+            return False
+        return found is not None and time.time_ns() - found.changed_at > _LONGEST_SILENCE_NS
+
+    def draft_label(self, label: str) -> str:
+        """Return how the names of this session's drafts begin."""
         return f"{self.session}.{label}" if self.session else label
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads to itself, for example: a file that cannot be read.
+        return False

@@ -1,21 +1,25 @@
-"""Which session is at work on a run's folder.
+"""Which sessions are at work on a run's folder.
 
-Correctness needs no lock (receipts are idempotent); the lock is a guard rail
-against a second session that would do all the work twice.
+Correctness needs no lock: receipts are idempotent, and a draft that was removed
+under a session's hands cannot be published. Locks save work. The run's lock keeps
+out a second session that would do everything twice; each session holds one of its
+own as well, which tells others that its drafts are not litter. The kernel frees
+both when their holder dies, however it dies.
 """
 
 import errno
 import io
 import os
+import re
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fwconvert import files
-from fwconvert.errors import OutputError, UsageError, message
+from fwconvert.errors import UsageError, message
 from fwconvert.store import atomic
 
 if sys.platform == "win32":
@@ -25,61 +29,92 @@ else:
 
 # Windows locks bytes, not files: lock one far behind the text, so that others can read who holds it.
 _LOCKED_BYTE = 2**20
+# What file systems answer that have no locks, as some network ones.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class Lock:
-    """The right to run a session on a folder; the kernel frees it when its holder dies."""
+    """The run's lock, and the lock `own` of the session; both are held until `release`."""
 
-    def __init__(self, root: Path, path: Path, session: str) -> None:
-        with atomic.writing(path):
-            self._file = files.open_to_write(path)
-        if not _lock_soon(self._file.fileno()):
-            with self._file:
-                who = _text(self._file.fileno())
-            raise UsageError(
-                message(
-                    "another session is at work on this folder",
-                    "wait for it, or stop it with Ctrl-C or kill",
-                    folder=root,
-                    held_by=who,
-                )
-            )
-        try:
-            with atomic.writing(path):
-                self._file.truncate(0)
-                self._file.write(_who(session))
-        except OutputError:
-            self._file.close()
-            raise
+    def __init__(self, run: Path, own: Path, session: str, folder: str) -> None:
+        with ExitStack() as held:
+            held.enter_context(_take(run, session, folder))
+            if session:
+                # Removed before it is free: nobody is to find it and take its holder for a dead one.
+                held.enter_context(_take(own, session, folder))
+                held.callback(atomic.remove, own)
+            self._held = held.pop_all()
+
+    def release(self) -> None:
+        """Free both locks. Again does nothing."""
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def holder(path: Path) -> str:
-    """Return who is at work on the folder ("pid 7 on host h, session s"), or "" if nobody is."""
+    """Return which session holds a lock ("pid 7 on host h, session s"), or "" if none does."""
     try:
         file = _opened_to_look(path)
     except OSError:
         return ""
     with file:
-        return "" if _try_lock(file.fileno()) else _text(file.fileno())
+        return "" if _try_lock(file.fileno()) else _text(file.fileno()) or "unknown"
 
 
-def is_deserted(path: Path) -> bool:
-    """Tell whether it is certain that nobody is at work on the folder: the last was, on this machine."""
+def is_deserted(run: Path) -> bool:
+    """Tell whether it is certain that no session is at work: the last holder is gone, on this machine."""
     try:
-        with _opened_to_look(path) as file:
+        with _opened_to_look(run) as file:
             _take_lock(file.fileno())
             # A lock on a shared folder may be known to its own machine alone.
-            return f" on host {socket.gethostname()}, session " in _text(file.fileno())
+            return _is_of_this_host(_text(file.fileno()))
     except OSError:
         return False
+
+
+def is_over(own: Path) -> bool:
+    """Tell whether it is certain that a session is over, from its own lock.
+
+    Only a session that has not begun or has ended has none. Whoever asks holds the run's
+    lock, so that no session is just beginning.
+    """
+    try:
+        file = _opened_to_look(own)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    with file:
+        try:
+            _take_lock(file.fileno())
+        except OSError as error:
+            return error.errno in _NO_LOCKS and _is_dead(_text(file.fileno()))
+        text = _text(file.fileno())
+        return not text or _is_of_this_host(text)  # Without a text it was killed while it began.
+
+
+def _take(path: Path, session: str, folder: str) -> io.FileIO:
+    """Return the open file of a lock that is ours until it is closed."""
+    with atomic.writing(path), ExitStack() as opened:
+        file = opened.enter_context(files.open_to_write(path))
+        if not _lock_soon(file.fileno()):
+            raise UsageError(
+                message(
+                    "another session is at work on this folder",
+                    "wait for it to end, or stop it with Ctrl-C or kill",
+                    folder=folder,
+                    held_by=_text(file.fileno()) or "unknown",
+                )
+            )
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on host {socket.gethostname()}, session {session}\n".encode())
+        opened.pop_all()
+        return file
 
 
 def _opened_to_look(path: Path) -> io.FileIO:
@@ -87,13 +122,27 @@ def _opened_to_look(path: Path) -> io.FileIO:
     return files.open_to_write(path, create=False)
 
 
-def _who(session: str) -> bytes:
-    return f"pid {os.getpid()} on host {socket.gethostname()}, session {session}\n".encode()
-
-
 def _text(descriptor: int) -> str:
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
+    return os.read(descriptor, 4096).decode(errors="replace").strip()
+
+
+def _is_of_this_host(text: str) -> bool:
+    return f" on host {socket.gethostname()}, session " in text
+
+
+def _is_dead(text: str) -> bool:
+    """Tell whether the process that wrote this into its lock is gone from this machine."""
+    found = re.match(r"pid ([0-9]{1,9}) on host ", text)
+    if found is None or not _is_of_this_host(text) or os.name == "nt":  # os.kill ends a process there.
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _lock_soon(descriptor: int) -> bool:
@@ -109,8 +158,7 @@ def _try_lock(descriptor: int) -> bool:
     try:
         _take_lock(descriptor)
     except OSError as error:
-        # A file system without locks (some network ones): go on, correctness does not need it.
-        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+        return error.errno in _NO_LOCKS  # Go on: correctness needs no lock.
     return True
 
 

@@ -1,13 +1,12 @@
 """Receipts: the small records that say what is done.
 
 A job is done when its receipt is published, and a receipt is published only
-after all of its files are on the disk under their final names (DESIGN
-invariant 3). Receipts hold facts only. Each carries the digest of its own
-content, so that a damaged one is noticed.
+after all of its files are on the disk under their final names. Receipts hold
+facts only. Each carries the digest of its own content, so that a damaged one is
+noticed.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -15,7 +14,8 @@ import msgspec
 from fwconvert import records
 from fwconvert.errors import ManifestError, message
 from fwconvert.records import Part, Record
-from fwconvert.store import atomic
+from fwconvert.store import base, layout
+from fwconvert.store.base import Store
 
 
 class Sidecar(Part, frozen=True):
@@ -133,24 +133,37 @@ class Quarantined(Record, frozen=True, tag="fwconvert quarantine 1"):
 AnyReceipt = TypeVar("AnyReceipt", Receipt, JoinReceipt)
 
 
-def publish(receipt: Receipt | JoinReceipt, path: Path, temporary: Path | None = None) -> None:
-    """Write the receipt, durably: this is the commit."""
-    sealed = msgspec.structs.replace(receipt, digest=_digest(receipt))
-    atomic.replace(path, records.encode(sealed) + b"\n", temporary)
+def publish(store: Store, receipt: Receipt | JoinReceipt) -> None:
+    """Write the receipt, durably: this is the commit. All its files must be settled before."""
+    store.write(name_of(receipt), encode(receipt))
+
+
+def encode(receipt: Receipt | JoinReceipt) -> bytes:
+    """Return the content of a receipt's file, with its digest."""
+    return records.encode(msgspec.structs.replace(receipt, digest=_digest(receipt))) + b"\n"
+
+
+def name_of(receipt: Receipt | JoinReceipt) -> str:
+    """Return the name of a receipt's file."""
+    if isinstance(receipt, Receipt):
+        return layout.receipt(layout.job_key(receipt.path))
+    return layout.join_receipt(receipt.shard.name)
 
 
 def read(
-    path: Path, kind: type[AnyReceipt], recipe_id: str, there: Callable[[], int] = lambda: 0
+    store: Store, name: str, kind: type[AnyReceipt], recipe_id: str, described: Callable[[], int] = lambda: 0
 ) -> AnyReceipt:
-    """Return a receipt that can be believed, or raise ManifestError that says why not.
+    """Return a receipt that can be trusted, or raise ManifestError that says why not.
 
-    `there` counts the files that it may describe (see records.decode).
+    `described` counts the files that it may describe (see records.decode).
     """
-    receipt = records.read(path, kind, there)
+    receipt = base.read_record(store, name, kind, described)
     if _digest(receipt) != receipt.digest:
-        raise ManifestError(message("a receipt is damaged: its digest does not fit", file=path))
+        raise ManifestError(
+            message("a receipt is damaged: its digest does not match its content", file=store.address(name))
+        )
     if receipt.recipe_id != recipe_id:
-        raise ManifestError(message("a receipt belongs to another recipe", file=path))
+        raise ManifestError(message("a receipt belongs to another recipe", file=store.address(name)))
     return receipt
 
 

@@ -11,8 +11,9 @@ from fwconvert import limits, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
 from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
-from fwconvert.store.folder import RunFolder
-from fwconvert.store.receipts import JoinReceipt, Receipt, ShardLine
+from fwconvert.store import base, layout
+from fwconvert.store.base import Store
+from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine
 from fwconvert.store.sessions import Session
 
 # Of a token shard, and of each file beside it, in the run manifest.
@@ -90,8 +91,15 @@ def build(
     jobs = tuple(_job_line(receipt, taken) for receipt in done)
     lines = [line for receipt in done for line in receipt.shards if line.name not in taken]
     shards = tuple(sorted([*lines, *(join.shard for join in joins.values())], key=lambda line: line.name))
+    gave, written = sum(job.tokens for job in jobs), sum(line.tokens for line in shards)
     return RunManifest(
-        headline=_headline(recipe, jobs, shards, complete=complete),
+        headline=headline(
+            jobs,
+            shards,
+            extent=limits.extent(recipe.rules, jobs, len(recipe.source.files)),
+            dropped=gave - written if complete and recipe.rules.last == "drop" else 0,
+            complete=complete,
+        ),
         recipe_id=recipe.recipe_id,
         dataset=recipe.source.dataset,
         revision=recipe.source.revision,
@@ -103,79 +111,14 @@ def build(
     )
 
 
-def write(folder: RunFolder, manifest: RunManifest) -> None:
-    """Replace manifest.json."""
-    content = records.lines(records.fields(manifest))
-    if len(content) > records.MOST_BYTES:
-        raise FwconvertError(
-            message(
-                "the run manifest has become larger than any reader takes: there are too many token shards",
-                "choose another --out and larger --shard-tokens",
-                token_shards=f"{len(manifest.shards):,}",
-                bytes=f"{len(content):,}",
-                at_most=f"{records.MOST_BYTES:,}",
-            )
-        )
-    folder.write(folder.manifest, content)
-
-
-def read(folder: RunFolder) -> RunManifest:
-    """Return the run manifest of a folder, or raise UsageError if it has none."""
-    if not folder.manifest.is_file() and folder.plan.is_file():
-        raise ManifestError(
-            message(
-                "this run has lost its run manifest, or has not come so far",
-                "run the command that makes it again: the manifest is made from the receipts",
-                folder=folder.path,
-                missing=folder.manifest.name,
-            )
-        )
-    if not folder.manifest.is_file():
-        raise UsageError(
-            message(
-                "this folder has no run manifest",
-                "name the output folder of a run (--out)",
-                folder=folder.path,
-                missing=folder.manifest.name,
-            )
-        )
-    return records.read(folder.manifest, RunManifest, lambda: files_described(folder))
-
-
-def files_described(folder: RunFolder) -> int:
-    """Return how many lines a run's records may have: a file each, or a source and a job for a receipt."""
-    return records.files_in(folder.path) + 2 * records.files_in(folder.receipts)
-
-
-def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:
-    """Return a job's line. `taken` are shards that were joined with tails, and so are tail now themselves."""
-    counts = receipt.counts
-    absorbed = sum(taken.get(line.name, 0) for line in receipt.shards)
-    return JobLine(
-        path=receipt.path,
-        bytes=receipt.source_bytes,
-        sha256=receipt.source_sha256,
-        rows=counts.rows,
-        documents=counts.documents,
-        null_rows=counts.null_rows,
-        empty_rows=counts.empty_rows,
-        text_bytes=counts.text_bytes,
-        tokens=counts.tokens,
-        tail_tokens=receipt.tail.tokens + absorbed,
-        filtered_rows=counts.filtered_rows,
-        limited=counts.limited,
-        cut=counts.cut,
-    )
-
-
-def _headline(
-    recipe: Recipe, jobs: Sequence[JobLine], shards: Sequence[ShardLine], *, complete: bool
+def headline(
+    jobs: Sequence[JobLine], shards: Sequence[ShardLine], *, extent: int, dropped: int, complete: bool
 ) -> Headline:
+    """Return the headline above these lines. `extent` jobs make the run whole; `dropped` are tokens."""
     val = sum(line.split == "val" for line in shards)
-    dropped = sum(job.tokens for job in jobs) - sum(line.tokens for line in shards)
     return Headline(
         complete=complete,
-        jobs=limits.extent(recipe.rules, jobs, len(recipe.source.files)),
+        jobs=extent,
         jobs_done=len(jobs),
         train_shards=len(shards) - val,
         val_shards=val,
@@ -183,9 +126,65 @@ def _headline(
         tokens=sum(job.tokens for job in jobs),
         null_rows=sum(job.null_rows for job in jobs),
         empty_rows=sum(job.empty_rows for job in jobs),
-        dropped_tokens=dropped if complete and recipe.rules.last == "drop" else 0,
+        dropped_tokens=dropped,
         filtered_rows=sum(job.filtered_rows for job in jobs),
     )
+
+
+def _job_line(receipt: Receipt, taken: Mapping[str, int]) -> JobLine:
+    """Return a job's line. `taken` are shards that were joined with tails, and so are tail now themselves."""
+    absorbed = sum(taken.get(line.name, 0) for line in receipt.shards)
+    return JobLine(
+        path=receipt.path,
+        bytes=receipt.source_bytes,
+        sha256=receipt.source_sha256,
+        tail_tokens=receipt.tail.tokens + absorbed,
+        **{name: getattr(receipt.counts, name) for name in Counts.__struct_fields__},
+    )
+
+
+def write(store: Store, manifest: RunManifest) -> None:
+    """Replace manifest.json, durably and all at once."""
+    content = records.lines(records.fields(manifest))
+    if len(content) > records.MOST_BYTES:
+        raise FwconvertError(
+            message(
+                "the run manifest would be larger than readers accept: there are too many token shards",
+                "choose another --out and larger --shard-tokens",
+                token_shards=f"{len(manifest.shards):,}",
+                bytes=f"{len(content):,}",
+                at_most=f"{records.MOST_BYTES:,}",
+            )
+        )
+    store.write(layout.MANIFEST, content)
+
+
+def read(store: Store) -> RunManifest:
+    """Return the run manifest, or raise UsageError if this is no run."""
+    if not base.exists(store, layout.MANIFEST):
+        if base.exists(store, layout.PLAN):
+            raise ManifestError(
+                message(
+                    "this run has no run manifest: it was lost, or the run has only begun",
+                    "run the same command again: the manifest is made from the receipts",
+                    folder=store.uri,
+                    missing=layout.MANIFEST,
+                )
+            )
+        raise UsageError(
+            message(
+                "this folder has no run manifest",
+                "name the output folder of a run (--out)",
+                folder=store.uri,
+                missing=layout.MANIFEST,
+            )
+        )
+    return base.read_record(store, layout.MANIFEST, RunManifest, lambda: files_described(store))
+
+
+def files_described(store: Store) -> int:
+    """Return how many lines a run's records may have: a file each, or a source and a job for a receipt."""
+    return base.count(store, "") + 2 * base.count(store, layout.RECEIPTS)
 
 
 def most_shards(rules: Rules) -> int:

@@ -10,16 +10,28 @@ manifest has the same recipe, and each receipt the recipe's id.
 """
 
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from fwconvert import files, records
+from fwconvert import records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.recipes import Recipe, Rules, SourceShard
+from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.records import Record
-from fwconvert.store import atomic, layout, run_manifest
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout, run_manifest
+from fwconvert.store.base import Store
 from fwconvert.store.receipts import Receipt
+
+
+class Places(Record, frozen=True, tag="fwconvert places 1"):
+    """Where a run's sources were on this machine: a hint for whoever looks for a document in them later.
+
+    No decision rests on it: sources move.
+    """
+
+    # A path has 4096 bytes at the most, and each may be written as six.
+    most_bytes: ClassVar[int] = 2**16
+    root: str
 
 
 class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):
@@ -29,39 +41,56 @@ class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):
     recipe: Recipe
 
 
-def save_plan(folder: RunFolder, recipe: Recipe) -> None:
+def save_plan(store: Store, recipe: Recipe) -> None:
     """Save the plan, unless it is saved already; that of a run of another recipe is never overwritten."""
-    before, recipe = _owner(folder, recipe), adopt(folder, recipe)
+    before, recipe = _owner(store, recipe), adopt(store, recipe)
     if before is not None and before.recipe_id != recipe.recipe_id:  # A first try that made nothing.
-        for left in (folder.quarantine, folder.tails):
-            atomic.sweep(left)
+        for left in (layout.QUARANTINE, layout.TAILS):
+            store.clear(left)
     content = records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n"
-    if files.holds(folder.plan, content):
+    if base.holds(store, layout.PLAN, content):
         return
     if before is None and not records.can_be_read(content):
         raise UsageError(
             message(
-                "these are more sources than a run can keep records of",
+                "a run cannot have so many sources: its records would be too large to read",
                 "convert some of them at a time, each time into another --out",
                 sources=f"{len(recipe.source.files):,}",
             )
         )
-    folder.write(folder.plan, content)
+    store.write(layout.PLAN, content)
 
 
-def read_plan(folder: RunFolder) -> Recipe:
+def read_plan(store: Store) -> Recipe:
     """Return the recipe of a run, or raise UsageError if the folder holds none."""
-    saved = _owner(folder)
+    saved = _owner(store)
     if saved is None:
         raise UsageError(
-            message("this folder is not a run of fwconvert", "name the folder of a run", folder=folder.path)
+            message("this folder is not a run of fwconvert", "name the folder of a run", folder=store.uri)
         )
     return saved.recipe.known_as(saved.recipe_id)
 
 
-def known_sources(folder: RunFolder, recipe: Recipe) -> tuple[SourceShard, ...] | None:
+def save_source_root(store: Store, root: Path | None) -> None:
+    """Keep the folder that the paths of the sources start from, if there is one and it is news."""
+    if root is None or not str(root).isprintable():
+        return
+    content = records.encode(Places(str(root.absolute()))) + b"\n"
+    if not base.holds(store, layout.PLACES, content):
+        store.write(layout.PLACES, content)
+
+
+def read_source_root(store: Store) -> Path | None:
+    """Return the folder that the paths of the sources started from, or None if that is not known."""
+    try:
+        return Path(base.read_record(store, layout.PLACES, Places).root)
+    except ManifestError:
+        return None
+
+
+def known_sources(store: Store, recipe: Recipe) -> tuple[SourceShard, ...] | None:
     """Return the sources that a run of the same version has kept, or None."""
-    owner = _owner(folder)
+    owner = _owner(store)
     if owner is None:
         return None
     saved, wanted = owner.recipe.source, recipe.source
@@ -72,22 +101,22 @@ def known_sources(folder: RunFolder, recipe: Recipe) -> tuple[SourceShard, ...] 
     return saved.files if same and known else None
 
 
-def adopt(folder: RunFolder, recipe: Recipe) -> Recipe:
+def adopt(store: Store, recipe: Recipe) -> Recipe:
     """Return the recipe as the folder has it; raise UsageError if the folder belongs to something else.
 
     What an earlier version decided for a run stays: the recipe's id, and how many
     digits the numbers of blocks have.
     """
-    saved = _owner(folder, recipe)
+    saved = _owner(store, recipe)
     if saved is None:
-        _refuse_foreign_shards(folder, recipe)
+        _refuse_foreign_shards(store, recipe)
         return recipe
     rules = msgspec.structs.replace(recipe.rules, block_digits=saved.recipe.rules.block_digits)
     same = Recipe(recipe.source, rules).at(recipe.root)
     if same.recipe_id == saved.recipe.recipe_id:
         return same.known_as(saved.recipe_id)
-    if _is_unused(folder, saved.recipe):
-        _refuse_foreign_shards(folder, recipe)
+    if _is_unused(store, saved.recipe):
+        _refuse_foreign_shards(store, recipe)
         return recipe
     differences = _differences(saved.recipe, recipe)
     back = ["put the missing sources back"] if "sources_missing_now" in differences else []
@@ -96,43 +125,43 @@ def adopt(folder: RunFolder, recipe: Recipe) -> Recipe:
             "this folder was made by another recipe",
             *back,
             "choose another --out, or give the same options as before",
-            folder=folder.path,
+            folder=store.uri,
             **differences,
         )
     )
 
 
-def has_plan(folder: RunFolder) -> bool:
+def has_plan(store: Store) -> bool:
     """Tell whether the plan itself is there and can be read."""
     try:
-        return folder.plan.is_file() and bool(_read(folder))
+        return base.exists(store, layout.PLAN) and bool(_read(store))
     except FwconvertError:
         return False
 
 
-def _is_unused(folder: RunFolder, recipe: Recipe) -> bool:
+def _is_unused(store: Store, recipe: Recipe) -> bool:
     """Tell whether nothing was made of a recipe yet: no receipt, and no file under the name of an output."""
-    if any(True for place in (folder.receipts, folder.joins) for _ in records.names_in(place)):
+    if any(True for folder in (layout.RECEIPTS, layout.JOINS) for _ in base.record_names(store, folder)):
         return False
-    return not any(layout.owner(recipe.rules, entry.name) for entry in folder.path.iterdir())
+    return not any(layout.owner(recipe.rules, name) for name in store.list(""))
 
 
-def _owner(folder: RunFolder, wanted: Recipe | None = None) -> SavedPlan | None:
+def _owner(store: Store, wanted: Recipe | None = None) -> SavedPlan | None:
     """Return the plan of the folder, if need be as its other records have it; None if nobody claims it.
 
     Receipts alone tell no recipe, but whether they are of the one that is `wanted`.
     """
     try:
-        if folder.plan.is_file():
-            return _read(folder)
+        if base.exists(store, layout.PLAN):
+            return _read(store)
         damaged = None
     except OSError as error:  # For example a name that is too long.
         reason = error.strerror
-        raise UsageError(message("--out cannot be used", given=folder.path, reason=reason)) from error
+        raise UsageError(message("--out cannot be used", given=store.uri, reason=reason)) from error
     except ManifestError as error:
         damaged = error
-    receipts = _receipt_ids(folder)
-    for told in (_of_manifest(folder), None if wanted is None else _of_recipe(wanted, receipts)):
+    receipts = _receipt_ids(store)
+    for told in (_of_manifest(store), None if wanted is None else _of_recipe(wanted, receipts)):
         if told is not None and told.recipe_id in receipts:
             return told
     if damaged is not None and (wanted is None or receipts):
@@ -140,9 +169,9 @@ def _owner(folder: RunFolder, wanted: Recipe | None = None) -> SavedPlan | None:
     return None
 
 
-def _of_manifest(folder: RunFolder) -> SavedPlan | None:
+def _of_manifest(store: Store) -> SavedPlan | None:
     try:
-        manifest = run_manifest.read(folder)
+        manifest = run_manifest.read(store)
         told = SavedPlan(manifest.recipe_id, manifest.recipe())
         told.recipe.source.check()
     except FwconvertError:
@@ -155,12 +184,12 @@ def _of_recipe(wanted: Recipe, receipts: set[str]) -> SavedPlan | None:
     return None if known is None else SavedPlan(known, wanted)
 
 
-def _receipt_ids(folder: RunFolder) -> set[str]:
+def _receipt_ids(store: Store) -> set[str]:
     """Return the ids of the recipes that the readable receipts are of."""
     found = set()
-    for name in records.names_in(folder.receipts):
+    for name in base.record_names(store, layout.RECEIPTS):
         try:
-            found.add(records.read(folder.receipts / name, Receipt).recipe_id)
+            found.add(base.read_record(store, f"{layout.RECEIPTS}/{name}", Receipt).recipe_id)
         except ManifestError:
             continue
     return found
@@ -171,26 +200,27 @@ def _lost(damaged: ManifestError) -> ManifestError:
     return ManifestError(f"{damaged}\n  -> {advice}\n  -> or remove the folder to start over")
 
 
-def _refuse_foreign_shards(folder: RunFolder, recipe: Recipe) -> None:
-    entries = folder.path.iterdir() if folder.path.is_dir() else iter(())
-    foreign = next((entry.name for entry in entries if _is_taken_for_ours(recipe.rules, entry)), None)
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UsageError(message("--out is a file, not a folder", "choose another --out", given=folder.path))
+def _refuse_foreign_shards(store: Store, recipe: Recipe) -> None:
+    rules = recipe.rules
+    try:
+        foreign = next(
+            (name for name in store.list("") if layout.owner(rules, name) or layout.is_served(rules, name)),
+            None,
+        )
+    except NotADirectoryError as error:
+        raise UsageError(
+            message("--out is a file, not a folder", "choose another --out", given=store.uri)
+        ) from error
     if foreign is not None:
         raise UsageError(
             message(
                 "this folder holds token shards of something else",
                 "choose another --out, or another --name",
                 "if they are of this recipe: their records, the folder .fwconvert, are missing",
-                folder=folder.path,
+                folder=store.uri,
                 file=foreign,
             )
         )
-
-
-def _is_taken_for_ours(rules: Rules, entry: Path) -> bool:
-    looks_so = layout.owner(rules, entry.name) is not None or layout.is_served(rules, entry.name)
-    return looks_so and not entry.is_dir()
 
 
 def _differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
@@ -225,8 +255,10 @@ def _some(paths: list[str]) -> str:
     return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
 
 
-def _read(folder: RunFolder) -> SavedPlan:
-    saved = records.read(folder.plan, SavedPlan, lambda: run_manifest.files_described(folder))
+def _read(store: Store) -> SavedPlan:
+    saved = base.read_record(store, layout.PLAN, SavedPlan, lambda: run_manifest.files_described(store))
     if saved.recipe_id not in saved.recipe.ids:
-        raise ManifestError(message("a plan is damaged: its recipe has another recipe_id", file=folder.plan))
+        raise ManifestError(
+            message("a plan is damaged: its recipe has another recipe_id", file=store.address(layout.PLAN))
+        )
     return saved

@@ -13,7 +13,6 @@ import socket
 from contextlib import suppress
 from importlib import metadata
 from itertools import islice
-from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -22,7 +21,8 @@ from fwconvert import records
 from fwconvert.errors import ManifestError, message
 from fwconvert.recipes import is_safe
 from fwconvert.records import Record
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import base, layout
+from fwconvert.store.base import Store
 
 # One a minute for a week.
 _MOST = 10_000
@@ -62,9 +62,9 @@ def new(workers: int = 0, threads: int = 0, encoder: str = "") -> Session:
     )
 
 
-def write(folder: RunFolder, session: Session) -> None:
+def write(store: Store, session: Session) -> None:
     """Record a session, durably."""
-    folder.write(folder.sessions / f"{session.id}.json", records.encode(session) + b"\n")
+    store.write(layout.session(session.id), records.encode(session) + b"\n")
 
 
 def ended(session: Session, outcome: str) -> Session:
@@ -72,30 +72,31 @@ def ended(session: Session, outcome: str) -> Session:
     return msgspec.structs.replace(session, ended=_now(), outcome=outcome)
 
 
-def all_of(folder: RunFolder) -> list[Session]:
+def all_of(store: Store) -> list[Session]:
     """Return the sessions of a run in order; one whose record is damaged counts as cut off.
 
     Raises ManifestError if there are more than a run can have: all of them stand in its manifest.
     """
-    known = sorted(islice((name for name in records.names_in(folder.sessions) if is_safe(name)), _MOST + 1))
+    names = (name for name in base.record_names(store, layout.SESSIONS) if is_safe(name))
+    known = sorted(islice(names, _MOST + 1))
     if len(known) > _MOST:
         raise ManifestError(
             message(
-                "a run has more records of sessions than it can have had",
-                "remove those that are not of this run",
-                folder=folder.sessions,
+                "a run has more session records than it can have had sessions",
+                "remove those that do not belong to this run",
+                folder=store.address(layout.SESSIONS),
                 at_most=f"{_MOST:,}",
             )
         )
-    return [_read(folder.sessions / name) for name in known]
+    return [_read(store, name.removesuffix(".json")) for name in known]
 
 
-def _read(path: Path) -> Session:
+def _read(store: Store, session_id: str) -> Session:
     with suppress(ManifestError):
-        read = records.read(path, Session)
-        if read.id == path.stem:  # Records are written under their id: it must not lead elsewhere.
+        read = base.read_record(store, layout.session(session_id), Session)
+        if read.id == session_id:  # Records are written under their id: it must not lead elsewhere.
             return read
-    return Session(path.stem, "", "", 0, 0, 0, "", {})
+    return Session(session_id, "", "", 0, 0, 0, "", {})
 
 
 def _now() -> str:

@@ -10,47 +10,44 @@ behind the limit.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from fwconvert.formats import ZIPPED
 from fwconvert.recipes import Recipe
-from fwconvert.store import atomic, layout
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.base import Store
 
 
 @dataclass(frozen=True)
 class Unlisted:
-    """Files that are not in the run manifest."""
+    """The names of files that are not in the run manifest."""
 
     # Made by this run, whose names nothing else has; and what somebody else may have put here.
-    own: tuple[Path, ...]
-    foreign: tuple[Path, ...]
+    own: tuple[str, ...]
+    foreign: tuple[str, ...]
 
 
-def find(folder: RunFolder, recipe: Recipe, shards: Collection[str]) -> Unlisted:
+def find(store: Store, recipe: Recipe, shards: Collection[str]) -> Unlisted:
     """Return what carries the names of this run's output, or could be taken for it, beyond `shards`."""
     rules, listed = recipe.rules, frozenset(shards)
     beside = {name for shard in listed for name in (shard, *layout.sidecars(rules, shard))}
     beside |= {name.removesuffix(ZIPPED) for name in listed}  # Somebody may have unpacked them.
     own, foreign = [], []
-    for path in folder.path.iterdir() if folder.path.is_dir() else ():
-        if path.name in beside or path.is_dir():
+    for name in store.list(""):
+        if name in beside:
             continue
-        owner = layout.owner(rules, path.name)
+        owner = layout.owner(rules, name)
         if owner is not None and layout.is_own(recipe, owner):
-            own.append(path)
-        elif layout.is_served(rules, path.name):
-            foreign.append(path)
-    for path in folder.index.iterdir() if folder.index.is_dir() else ():
-        owner = layout.index_owner(rules, path.name)
+            own.append(name)
+        elif layout.is_served(rules, name):
+            foreign.append(name)
+    for name in store.list(layout.INDEX):
+        owner = layout.index_owner(rules, name)
         if owner is not None and owner not in listed:
-            own.append(path)
+            own.append(f"{layout.INDEX}/{name}")
     return Unlisted(tuple(sorted(own)), tuple(sorted(foreign)))
 
 
-def remove(unlisted: Unlisted) -> None:
-    """Remove what the run itself has made."""
-    for path in unlisted.own:
-        atomic.remove(path)
-    for changed in {path.parent for path in unlisted.own}:
-        atomic.sync_folder(changed)
+def remove(store: Store, unlisted: Unlisted) -> None:
+    """Remove what the run itself has made, durably."""
+    store.remove(*unlisted.own)
+    store.settle(*sorted({name.rpartition("/")[0] for name in unlisted.own}))

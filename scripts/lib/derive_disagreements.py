@@ -1,15 +1,15 @@
-"""Derive the table in tokens/disagreements.py: code points that gigatoken and tiktoken cut differently.
+"""Derive the table in tokens/disagreements.py: code points that gigatoken and tiktoken split differently.
 
-Rank tables hide most differences: few tokens reach over the border between two
-words, so a border in the wrong place rarely shows. So the two are compared
-with a made-up table too, whose merges all reach over a border between
-characters and so show where every word ends. What is found does not depend on
-any vocabulary then, and o200k_base can be judged without its table.
+Rank tables hide most differences: few tokens span the boundary between two
+words, so a wrong boundary rarely shows. So the two are also compared with a
+synthetic table, whose merges all span a boundary between characters and so
+show where every word ends. The result then depends on no vocabulary, and
+o200k_base can be checked without its table.
 
-    scripts/disagreements             print the table; exit 1 if it is not the committed one
+    scripts/disagreements             print the table; exit 1 if it differs from the committed one
     scripts/disagreements --write     put it into fwconvert/tokens/disagreements.py
-    scripts/disagreements --fuzz N    also compare N texts without doubtful code points, and
-                                       some monsters; exit 1 if a difference is found
+    scripts/disagreements --fuzz N    also compare N texts without these code points, and
+                                      some extreme ones; exit 1 if a difference is found
 
 The real tables are used as well; that of o200k_base if tiktoken has it (see TIKTOKEN_CACHE_DIR).
 """
@@ -35,13 +35,13 @@ from fwconvert.errors import SourceError, UsageError
 from fwconvert.tokens import disagreements, vocabulary
 from fwconvert.tokens.tokenizer import ReferenceTokenizer, parse_ranks
 
-# What gigatoken calls the pattern of each encoding.
+# gigatoken's name for the pattern of each encoding.
 PATTERNS = {"gpt2": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
 
 SCALARS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
 
-# The parts of the patterns before and after the character @: many in one text, and what only the end
-# of a text changes, alone.
+# Every alternative of the patterns with the character @ beside it; and, alone, what only the end of a text
+# decides.
 CROWD = "a@b A@A @Ab 1@2 !@! @'s @1111 @@\t@\r\n@/\n'@s \u0301@a  @a @ a"
 ALONE = ("@", " @", "@ ", "@\n")
 
@@ -53,7 +53,7 @@ class Pair:
 
     def __init__(self, name: str, table: bytes) -> None:
         own = hashlib.sha256(table).hexdigest() == vocabulary.find(name).sha256
-        self.description = f"{name} with {'its' if own else 'the made-up'} table"
+        self.description = f"{name} with {'its' if own else 'a synthetic'} table"
         self.reference = ReferenceTokenizer(vocabulary.find(name), table)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ranks.tiktoken"
@@ -63,7 +63,7 @@ class Pair:
             )
 
     def differing(self, texts: Sequence[str]) -> list[int]:
-        """Return the indices of the texts that get other tokens from one than from the other."""
+        """Return the indices of the texts for which the two make different tokens."""
         array = self.fast.encode_batch(list(texts), parallel=False).layout
         fast, fast_bounds = np.asarray(array.content.data), np.asarray(array.offsets.data)
         encoded = self.reference.encode(pa.array(texts, pa.large_string()))
@@ -79,9 +79,9 @@ class Pair:
 
 
 def pairs(folder: Path) -> Iterator[Pair]:
-    """Yield every encoding with the made-up table and, where it can be had, with its own."""
+    """Yield every encoding with the synthetic table and, where available, with its own."""
     for name in PATTERNS:
-        yield Pair(name, made_up_table())
+        yield Pair(name, synthetic_table())
         try:
             vocabulary.provide(vocabulary.find(name), folder)
             yield Pair(name, vocabulary.read_table(vocabulary.find(name), folder))
@@ -89,11 +89,11 @@ def pairs(folder: Path) -> Iterator[Pair]:
             print(f"without the rank table of {name}: {error}", file=sys.stderr)
 
 
-def made_up_table() -> bytes:
+def synthetic_table() -> bytes:
     """Return a rank table that merges the last byte of any character with the first byte of any other.
 
-    Two of ASCII merge last, so that the borders of all other characters are
-    seen.
+    Two ASCII characters merge last, so that the boundaries of all other characters
+    show.
     """
     borders = [
         bytes([end, begin])
@@ -105,9 +105,9 @@ def made_up_table() -> bytes:
 
 
 def derive(pair: Pair, context: str, together: int = 1) -> set[int]:
-    """Return the code points that make a difference when they stand for @ in the context.
+    """Return the code points that make a difference in the place of @ in the context.
 
-    Texts of many code points `together` are compared first, which is faster.
+    Texts with many code points `together` are compared first, which is faster.
     """
     texts = [context.replace("@", scalar) for scalar in SCALARS]
     groups = ["\n".join(texts[at : at + together]) for at in range(0, len(texts), together)]
@@ -137,12 +137,12 @@ def source_with(ranges: Ranges) -> str:
     ]
     table = re.compile(r"^# First and last code point of .*?^\)$", re.MULTILINE | re.DOTALL)
     source, count = table.subn("\n".join(lines), Path(disagreements.__file__).read_text("utf-8"))
-    assert count == 1, "the table in fwconvert/tokens/disagreements.py is not where it was"
+    assert count == 1, "the table in fwconvert/tokens/disagreements.py has moved"
     return source
 
 
-class Fuzz:
-    """Texts that try to be split wrongly. The same seed gives the same texts."""
+class Texts:
+    """Random texts that are hard to split. The same seed gives the same texts."""
 
     def __init__(self, seed: int, pieces: Sequence[bytes]) -> None:
         self.random = random.Random(seed)
@@ -150,42 +150,19 @@ class Fuzz:
         self.spaces = [c for c in SCALARS if c.isspace()] + list("\u180e\u200b\u200c\u200d\u2060\ufeff\0")
         self.marks = "\u0300\u0301\u0308\u0329\u0351\u0903\u093e\u094d\u20e3\ufe0f\u200d\U0001f3fd"
         self.words = [
-            "the",
-            "Don",
-            "na\u00efve",
-            "\u00dcBER",
-            "x",
-            "I",
-            "\u01c5",
-            "2024",
-            "\u00bd",
-            "\u65e5\u672c",
-            "\u0661",
-        ]
+            "the", "Don", "na\u00efve", "\u00dcBER", "x", "I", "\u01c5", "2024", "\u00bd",
+            "\u65e5\u672c", "\u0661",
+        ]  # fmt: skip
         self.endings = [
-            "s",
-            "t",
-            "re",
-            "ve",
-            "m",
-            "ll",
-            "d",
-            "S",
-            "LL",
-            "Ve",
-            "\u017f",
-            "\u212a",
-            "sT",
-            "l",
-            "r",
-        ]
+            "s", "t", "re", "ve", "m", "ll", "d", "S", "LL", "Ve", "\u017f", "\u212a", "sT", "l", "r",
+        ]  # fmt: skip
         self.kinds: list[Callable[[], str]] = [
             self.any_characters, self.near_characters, self.prose, self.vocabulary,
             self.white_space, self.run, self.contraction, self.combination, self.controls,
         ]  # fmt: skip
 
-    def texts(self, count: int) -> list[str]:
-        """Return so many texts of all kinds, without their doubtful code points."""
+    def without_disagreements(self, count: int) -> list[str]:
+        """Return this many texts of all kinds, without the code points of the table."""
         unwanted = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in disagreements.RANGES) + "]")
         return [unwanted.sub("", self.random.choice(self.kinds)()) for _ in range(count)]
 
@@ -248,8 +225,8 @@ class Fuzz:
         return self.some([*names, *SCALARS[:32], *SCALARS[0x7F:0xA1], "a", " "], 8)
 
 
-def monsters() -> Iterator[str]:
-    """Yield texts of a length that breaks things."""
+def extreme_texts() -> Iterator[str]:
+    """Yield texts that are very long, or strange."""
     yield from ("<|endoftext|>", "\0", "\0" * 1_000_000, "a\0b\0\0 \0c", "")
     for character in "a A1.\n\t\u00e9\u3000\u65e5\u0301'":
         for end in ("", "a", "\n", " a"):
@@ -259,31 +236,31 @@ def monsters() -> Iterator[str]:
 
 
 def fuzz(pair: Pair, count: int) -> int:
-    """Print and count the texts, none with a doubtful code point, that still make a difference."""
-    source = Fuzz(1, list(parse_ranks(vocabulary.read_table(vocabulary.find("cl100k_base"), Path()))))
-    batches = (source.texts(min(20_000, count - at)) for at in range(0, count, 20_000))
+    """Print and count the texts that make a difference without a code point of the table."""
+    source = Texts(1, list(parse_ranks(vocabulary.read_table(vocabulary.find("cl100k_base"), Path()))))
+    batches = (source.without_disagreements(min(20_000, count - at)) for at in range(0, count, 20_000))
     differences = 0
-    for texts in itertools.chain(batches, ([monster] for monster in monsters())):
+    for texts in itertools.chain(batches, ([text] for text in extreme_texts())):
         try:
             found = [texts[index] for index in pair.differing(texts)]
-        except SourceError as error:  # Nothing to compare with: tiktoken's regex engine gave up.
-            print(f"{pair.description}, {shown(texts[0])}: {error}")
+        except SourceError as error:  # Nothing to compare with: tiktoken's regex engine failed.
+            print(f"{pair.description}, {abbreviated(texts[0])}: {error}")
             continue
         differences += len(found)
         for text in found:
-            print(f"{pair.description} differs: {shown(text)}")
+            print(f"{pair.description} differs: {abbreviated(text)}")
     return differences
 
 
-def shown(text: str) -> str:
-    """Return the two ends of a text, which may be long."""
+def abbreviated(text: str) -> str:
+    """Return a text, or both ends of a long one."""
     return (
         f"{text!a}" if len(text) < 300 else f"{text[:100]!a} ... {text[-100:]!a} ({len(text):,} characters)"
     )
 
 
 def main() -> int:
-    """Do what the arguments say."""
+    """Derive the table; compare it, print it, write it; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

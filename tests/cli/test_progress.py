@@ -23,8 +23,8 @@ from snapshots import LONG, Clock, at, job, join_job, joining
 import fwconvert
 from fwconvert.cli import progress
 from fwconvert.cli.progress import PlainProgress, TerminalProgress
-from fwconvert.run.convert import SilentObserver
 from fwconvert.run.engines import Progress
+from fwconvert.run.events import SilentObserver
 
 if sys.platform != "win32":
     import fcntl
@@ -32,7 +32,7 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from fwconvert.run.state import Observer
+    from fwconvert.run.events import Observer
 
 
 HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
@@ -429,7 +429,7 @@ def test_a_run_that_fetches_shows_its_download_and_what_it_waits_for(clock: Cloc
     stream = io.StringIO()
     with PlainProgress(stream, clock) as plain:
         for tick in range(161):
-            plain.update(at(tick / 4 * 20e6 / 8e9, fetched=int(tick / 4 * 30e6), limit="workers"))
+            plain.update(at(tick / 4 * 20e6 / 8e9, fetched=int(tick / 4 * 30e6), bottleneck="workers"))
             clock.now += 0.25
 
     assert "20.0 MB/s · fetching 30.0 MB/s · limit: workers" in stream.getvalue()

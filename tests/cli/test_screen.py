@@ -34,7 +34,7 @@ def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
 
 def test_the_time_left_is_that_of_the_slower_of_network_and_workers() -> None:
     # Of 8 GB half was done before; this session has fetched 2 GB and converted 1 GB.
-    now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, limit="network")
+    now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, bottleneck="network")
 
     assert screen.seconds_left(now, Speed(0, 0, 1e6)) == 2000
     assert screen.seconds_left(now, Speed(1e6, 1, 1e6)) == 3000

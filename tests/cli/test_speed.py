@@ -88,7 +88,7 @@ def test_memory_stays_small(pace: Pace, clock: Clock) -> None:
 
 def test_a_download_has_a_speed_before_the_first_token(pace: Pace, clock: Clock) -> None:
     for seconds in range(4):
-        pace.add(at(0, fetched=seconds * 50_000_000, limit="network"))
+        pace.add(at(0, fetched=seconds * 50_000_000, bottleneck="network"))
         clock.now += 1
 
     recent = pace.recent()

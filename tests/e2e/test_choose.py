@@ -252,7 +252,7 @@ def test_a_source_that_gives_more_than_was_expected_costs_time_and_no_byte(
     result = quickly(sources, tmp_path / "out", workers=4, notices=notices, **recipe)
 
     assert result.complete
-    assert notices.mention("on trial")
+    assert notices.mention("is withdrawn")
     assert_right(tmp_path / "out", oracle(sources, tmp_path / "naive", None, **recipe))
     again = quickly(sources, tmp_path / "out", workers=1, **recipe)
     assert again.untouched
@@ -312,7 +312,7 @@ def test_what_was_converted_on_trial_when_the_session_was_cut_off_is_withdrawn(t
 
     notices = runner.Notices()
     assert quickly(sources, out, notices=notices, **recipe).complete
-    assert notices.mention("03.parquet lies behind the limit") or notices.mention("03.parquet will be")
+    assert notices.mention("03.parquet lies beyond the limit") or notices.mention("03.parquet will be")
     assert runner.tree(out) == wanted
     assert verify(out).problems == ()
 
@@ -493,7 +493,7 @@ def test_a_source_of_the_hub_that_gives_more_than_was_expected_is_fetched_again(
         flags = ("--limit-tokens", "350000", "--workers", "3", "--prefetch", "5")
         ended = hub_runs.run(hub_runs.conversion(pinned, out, *flags), hub.endpoint)
     runner.assert_tidy_end(ended, 0)
-    assert "on trial" in ended.stderr
+    assert "is withdrawn" in ended.stderr
     recipe: dict[str, Any] = {
         "tokenizer": "bytes",
         "shard_tokens": hub_runs.SHARD_TOKENS,

@@ -251,7 +251,7 @@ def test_rot_in_a_shard_that_is_to_be_taken_in_does_not_become_right(tmp_path: P
 
     said = convert(source, out)
 
-    assert "0.parquet is converted again" in said
+    assert "0.parquet will be converted again" in said
     assert_whole(out, whole)
 
 
@@ -262,7 +262,7 @@ def test_a_source_that_was_mended_is_of_the_same_recipe_whatever_its_size(tmp_pa
     source, out, whole = tmp_path / "source", tmp_path / "out", tmp_path / "whole"
     words = ("--tokenizer", "bytes", "--shard-tokens", "20", "--workers", "1")
     corpus.write(source / "0.parquet", ["zero"])
-    corpus.write(source / "1.parquet", [os.urandom(20).hex() for _ in range(2000)], compression="none")
+    corpus.write(source / "1.parquet", [os.urandom(20).hex() for _ in range(600)], compression="none")
     good = (source / "1.parquet").read_bytes()
     assert len(good) // 20 > 1000, "its size once gave more digits"
     (source / "1.parquet").write_bytes(good[:2000])

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from fwconvert import limits
 from fwconvert.errors import HubError
-from fwconvert.job.orders import ConvertOrder, Failure, RunContext, SourceFile, Unfetched
+from fwconvert.job.orders import ConvertOrder, Failure, Ready, RunContext, SourceFile, Unfetched
 from fwconvert.limits import Amount
 from fwconvert.recipes import Recipe, Rules, SourceShard
 from fwconvert.run.limiter import Allowance, Limiter, Rations
-from fwconvert.run.prefetch import Ready
 from fwconvert.store.receipts import Counts, Receipt, Tail
 
 # Sources, each the lengths of its documents in tokens.

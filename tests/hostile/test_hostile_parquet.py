@@ -26,7 +26,7 @@ from fwconvert import records
 from fwconvert.errors import SourceError, UsageError
 from fwconvert.options import Options
 from fwconvert.recipes import SourceManifest, SourceShard, Totals
-from fwconvert.run import estimate
+from fwconvert.run.inputs import LocalFiles
 from fwconvert.run.request import recipe as make_recipe
 from fwconvert.sources import parquet
 from fwconvert.store.receipts import Receipt
@@ -425,7 +425,8 @@ def test_no_footer_that_lies_makes_a_disk_too_small(lies: Path, tmp_path: Path) 
         shutil.copy(lies / f"{number:02d}.parquet", tmp_path / name)
         shutil.copy(lies / "good.parquet", tmp_path / name)
         recipe = make_recipe(source=str(tmp_path / name), tokenizer="bytes", shard_tokens=500)
-        found[name] = estimate.plan_for(recipe, Options(workers=1)).output_bytes
+        inputs = LocalFiles(recipe.source, tmp_path / name)
+        found[name] = inputs.estimate(recipe, Options(workers=1)).output_bytes
 
     # A token takes two bytes, and no honest text is packed a hundred times tighter.
     assert {name: needed for name, needed in found.items() if not 0 < needed <= 1000 * size} == {}

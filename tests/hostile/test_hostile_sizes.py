@@ -183,7 +183,7 @@ def test_more_sessions_than_a_run_can_have_had_are_told(run: Run) -> None:
     ended = bounded.run(*run.words)
 
     assert ended.code == 1
-    assert "more records of sessions" in ended.said
+    assert "more session records" in ended.said
 
 
 SHARD = (

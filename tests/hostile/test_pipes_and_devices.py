@@ -13,12 +13,13 @@ import bounded
 import corpus
 import planted
 import pytest
+import receipt_files
 import runner
 from msgspec.structs import replace
 from planted import Plant, posix
 from runner import PRIVATE
 
-from fwconvert.store import layout, receipts, saved_recipe
+from fwconvert.store import layout, saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import vocabulary
@@ -263,25 +264,25 @@ def test_a_file_of_a_run_that_is_none_is_told_of_or_made_again(
 def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     runs: dict[bool, Path], sources: Sources, what: str, tmp_path: Path
 ) -> None:
-    """A pipe has no bytes; a receipt that says so, and whose digest fits, has numbers that cannot be."""
+    """A pipe has no bytes; a receipt that says so, and whose digest fits, has impossible numbers."""
     out = Path(shutil.copytree(runs[False], tmp_path / "out"))
     runner.cut_off(out)
     folder = RunFolder(out)
     path = min(folder.receipts.iterdir())
-    made = receipts.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
+    made = receipt_files.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
     if what == "tail":
         forged = replace(made, tail=replace(made.tail, bytes=0))
         replaced(folder.tail(layout.job_key(made.path)), planted.pipe, tmp_path)
     else:
         forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
         replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)
-    receipts.publish(forged, path)
+    receipt_files.write(forged, path)
 
     again = ("--version", sources.pinned, "--source", sources.folder, *RECIPE, "--out", out)
     ended = bounded.run(*again)
 
     assert ended.code == 0, ended.said
-    assert "has numbers that cannot be" in ended.stderr
+    assert "has impossible numbers" in ended.stderr
     assert runner.tree(out) == sources.tree
 
 

@@ -17,12 +17,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import receipt_files
 import runner
 from hub_faults import Answer, Body, Exchange, Faults, Origin, Request
 from hub_server import COMMIT, REPO
 
 from fwconvert import records
-from fwconvert.store import receipts as receipt
 from fwconvert.store import saved_recipe
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -224,13 +224,13 @@ def test_receipts_that_lead_outside_touch_nothing_there_and_are_made_again(
     made: Receipt | JoinReceipt
     if kind is Receipt:
         path = min(run.receipts.iterdir())
-        job = receipt.read(path, Receipt, recipe_id)
+        job = receipt_files.read(path, Receipt, recipe_id)
         made = msgspec.structs.replace(job, shards=(msgspec.structs.replace(job.shards[0], name=name),))
     else:
         path = min(run.joins.iterdir())
-        join = receipt.read(path, JoinReceipt, recipe_id)
+        join = receipt_files.read(path, JoinReceipt, recipe_id)
         made = msgspec.structs.replace(join, shard=msgspec.structs.replace(join.shard, name=name))
-    receipt.publish(made, path)  # Sealed, as who means ill would do it.
+    receipt_files.write(made, path)  # Sealed, as who means ill would do it.
 
     # What the joined shard came from is gone, so all of it is converted again.
     ended = gone_on(run)

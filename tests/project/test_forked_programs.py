@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def test_it_ends_as_one_that_was_started(ending: str) -> None:
     wanted = subprocess.run(line, capture_output=True, text=True, check=False, env=environment())
     assert (seen.returncode, seen.stdout) == (wanted.returncode, wanted.stdout)
     assert seen.stderr.splitlines()[-1:] == wanted.stderr.splitlines()[-1:]
+
+
+def test_the_files_that_it_is_given_stay_open() -> None:
+    """Whatever their numbers: the nursery has files of its own, some of the same."""
+    with forked.workers():
+        for many in (1, 30):
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(many)]
+            code = f"import gc, os\ngc.collect()\nfor number in {files}:\n    os.fstat(number)"
+            pid = util.spawnv_passfds(os.fsencode(sys.executable), [sys.executable, "-c", code], files)
+            _, status = os.waitpid(pid, 0)
+            for number in files:
+                os.close(number)
+            assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_what_is_to_be_done_at_the_end_is_done() -> None:

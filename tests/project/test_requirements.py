@@ -1,4 +1,4 @@
-"""The lists in scripts/requirements/, which scripts/lock writes: complete, right everywhere, without addresses."""
+"""The lists in scripts/requirements/, made by scripts/lock: complete, right everywhere, without addresses."""
 
 import re
 import subprocess

@@ -209,7 +209,8 @@ def test_plain_tests_ask_nothing_of_the_system(clone: Path, bare: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "change", ["pyproject.toml", "scripts/requirements/run.txt", "place", "purpose", "no stamp", "unreadable stamp"]
+    "change",
+    ["pyproject.toml", "scripts/requirements/run.txt", "place", "purpose", "no stamp", "unreadable stamp"],
 )
 def test_an_environment_that_no_longer_fits_is_not_ready(change: str, clone: Path, tmp_path: Path) -> None:
     finish_environment(clone, "run")

@@ -9,8 +9,10 @@ import pytest
 from fwconvert.errors import UsageError
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceShard
-from fwconvert.run import estimate
+from fwconvert.run import preflight
 from fwconvert.run.convert import convert
+from fwconvert.run.estimate import Needs
+from fwconvert.run.prefetch import open_input
 from fwconvert.store.folder import RunFolder
 
 SIZES = [500, 100, 300, 200, 400]
@@ -22,35 +24,40 @@ def options(**changes: Any) -> Options:
     return Options(workers=1, **changes)
 
 
+def estimate_of(recipe: Recipe, chosen: Options) -> Needs:
+    return open_input(recipe, chosen, RunFolder(Path("out"))).estimate(recipe, chosen)
+
+
 def test_fetched_sources_need_room_for_the_largest_that_can_lie_there_together() -> None:
-    planned = estimate.plan_for(RECIPE, options(prefetch=2))
+    planned = estimate_of(RECIPE, options(prefetch=2))
     assert planned.fetched_bytes == 1_200_000_000
 
 
 def test_kept_sources_need_room_for_all(tmp_path: Path) -> None:
-    planned = estimate.plan_for(RECIPE, options(prefetch=2, keep_source=tmp_path / "keep"))
+    planned = estimate_of(RECIPE, options(prefetch=2, keep_source=tmp_path / "keep"))
     assert planned.fetched_bytes == sum(file.bytes for file in FILES)
 
 
 def test_sources_of_the_user_need_no_room(tmp_path: Path) -> None:
-    planned = estimate.plan_for(RECIPE.at(tmp_path), options())
+    planned = estimate_of(RECIPE.at(tmp_path), options())
     assert planned.fetched_bytes == 0
 
 
 def test_a_version_that_lists_no_files_is_planned_from_its_totals() -> None:
     unlisted = examples.recipe_with(files=())
-    planned = estimate.plan_for(unlisted, options(prefetch=1))
+    planned = estimate_of(unlisted, options(prefetch=1))
     assert (planned.files, planned.source_bytes, planned.fetched_bytes) == (2, 30, 30)
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: dict[Path, int]) -> None:
     """Give each folder a disk of its own with so many free bytes."""
-    monkeypatch.setattr(estimate, "free_bytes", lambda path: free[path])
-    monkeypatch.setattr(estimate, "_disk", [*free].index)
+    monkeypatch.setattr(preflight, "free_bytes", lambda path: free[path])
+    monkeypatch.setattr(preflight, "_device", [*free].index)
 
 
 def check(recipe: Recipe, chosen: Options, out: Path) -> None:
-    estimate.check_disk(recipe, chosen, RunFolder(out))
+    folder = RunFolder(out)
+    preflight.check_disk(folder, recipe, chosen, open_input(recipe, chosen, folder))
 
 
 @pytest.mark.parametrize("enough", [True, False])
@@ -82,9 +89,9 @@ def test_kept_sources_that_are_there_need_no_room(tmp_path: Path, monkeypatch: p
 def test_a_disk_without_room_for_the_sources_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = estimate.plan_for(RECIPE, options(prefetch=1))
+    planned = estimate_of(RECIPE, options(prefetch=1))
     whole = planned.output_bytes + planned.working_bytes + planned.fetched_bytes
-    monkeypatch.setattr(estimate, "free_bytes", lambda _: whole - 1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda _: whole - 1)
 
     with pytest.raises(UsageError) as caught:
         check(RECIPE, options(prefetch=1), tmp_path)

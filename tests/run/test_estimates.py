@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fwconvert.errors import UsageError
 from fwconvert.recipes import Recipe, SourceShard, Totals
-from fwconvert.run.estimate import Plan, estimated_sizes, make_plan, refuse_small_disk
+from fwconvert.run.estimate import Needs, estimate_needs, estimated_sizes
+from fwconvert.run.preflight import refuse_small_disk
 from fwconvert.sources.catalog import Size
 from fwconvert.tokens import registry
 
@@ -36,7 +37,7 @@ def test_with_counted_text_a_plan_for_bytes_is_exact(
     recipe = recipe_of(texts, tokenizer="bytes", shard_tokens=shard_tokens, layout=layout)
     sizes = {f"{at}.parquet": Size(rows, text) for at, (rows, text) in enumerate(counted)}
 
-    plan = make_plan(recipe, sizes, workers=2)
+    plan = estimate_needs(recipe, sizes, workers=2)
 
     tokens = sum(text + rows for rows, text in counted)  # A byte is a token, and each row brings an EOT.
     full, rest = divmod(tokens, shard_tokens)
@@ -65,7 +66,7 @@ SIZES = {"0.parquet": Size(10, 990), "1.parquet": Size(5, 1995)}  # 1,000 and 2,
 )
 def test_what_a_format_has_before_and_beside_the_tokens_needs_room_too(kind: str, size: int) -> None:
     recipe = recipe_of([990, 1995], tokenizer="bytes", format=kind, shard_tokens=800, val_tokens=0)
-    plan = make_plan(recipe, SIZES, 1)
+    plan = estimate_needs(recipe, SIZES, 1)
 
     assert (plan.tokens, plan.shards, plan.output_bytes) == (3000, 4, size)
 
@@ -76,7 +77,7 @@ def test_one_stream_needs_room_for_the_tails_and_the_files_made_of_them(
     val_tokens: int, files: int, workers: int
 ) -> None:
     stream = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "val_tokens": val_tokens}
-    plan = make_plan(recipe_of([990, 1995], tokenizer="bytes", **stream), SIZES, workers)
+    plan = estimate_needs(recipe_of([990, 1995], tokenizer="bytes", **stream), SIZES, workers)
 
     tails = 2 * 3000 + 15 * 12  # The tails of one stream have the same entries of 12 bytes.
     assert (plan.shards, plan.output_bytes, plan.working_bytes) == (files, tails, tails)
@@ -86,7 +87,7 @@ def test_one_stream_needs_room_for_the_tails_and_the_files_made_of_them(
 def test_every_tokenizer_can_be_planned(tokenizer: str) -> None:
     assert registry.find(tokenizer).name == tokenizer
 
-    plan = make_plan(recipe_of([10**9], tokenizer=tokenizer), {}, 1)
+    plan = estimate_needs(recipe_of([10**9], tokenizer=tokenizer), {}, 1)
 
     text_bytes = plan.text_bytes
     assert text_bytes > 10**9  # Text is larger than its parquet.
@@ -96,7 +97,7 @@ def test_every_tokenizer_can_be_planned(tokenizer: str) -> None:
 
 def test_fineweb_edu_10b_is_planned_close_to_what_it_is() -> None:
     # 14 files, 28.52 GB of parquet: about ten billion tokens of GPT-2 in a hundred shards of 200 MB.
-    plan = make_plan(recipe_of([28_520_000_000 // 14] * 14), {}, 8)
+    plan = estimate_needs(recipe_of([28_520_000_000 // 14] * 14), {}, 8)
 
     assert 9.5e9 < plan.tokens < 10.5e9
     assert 95 <= plan.shards <= 105
@@ -105,7 +106,7 @@ def test_fineweb_edu_10b_is_planned_close_to_what_it_is() -> None:
 
 def test_uint32_needs_twice_the_room_of_the_same_tokens() -> None:
     small, large = (
-        make_plan(recipe_of([10**9], token_type=token_type, shard_tokens=10**6), {}, 4)
+        estimate_needs(recipe_of([10**9], token_type=token_type, shard_tokens=10**6), {}, 4)
         for token_type in ("uint16", "uint32")
     )
 
@@ -115,7 +116,7 @@ def test_uint32_needs_twice_the_room_of_the_same_tokens() -> None:
 
 def test_a_version_whose_files_are_not_listed_is_planned_from_its_totals() -> None:
     recipe = Recipe(recipe_with(files=(), totals=Totals(472, 998_102_051_512)).source, rules_with())
-    plan = make_plan(recipe, {}, 8)
+    plan = estimate_needs(recipe, {}, 8)
 
     assert plan.files == 472
     assert plan.source_bytes == 998_102_051_512
@@ -123,26 +124,26 @@ def test_a_version_whose_files_are_not_listed_is_planned_from_its_totals() -> No
 
 
 def test_nothing_needs_nothing() -> None:
-    plan = make_plan(recipe_of([]), {}, 1)
+    plan = estimate_needs(recipe_of([]), {}, 1)
 
-    assert plan == Plan(0, 0, 0, 0, 0, 0, 0, 0, "", 0, 0)
+    assert plan == Needs(0, 0, 0, 0, 0, 0, 0, 0, "", 0, 0)
     refuse_small_disk(plan, 0, 0, "out")
 
 
 def test_a_counted_file_without_text_is_not_guessed_at() -> None:
-    plan = make_plan(recipe_of([10**6]), {"0.parquet": Size(0, 0)}, 1)
+    plan = estimate_needs(recipe_of([10**6]), {"0.parquet": Size(0, 0)}, 1)
 
     assert (plan.rows, plan.text_bytes, plan.tokens) == (0, 0, 0)
 
 
 def test_every_row_may_be_a_document_of_one_token() -> None:
-    plan = make_plan(recipe_of([10**6]), {"0.parquet": Size(1000, 1000)}, 1)
+    plan = estimate_needs(recipe_of([10**6]), {"0.parquet": Size(1000, 1000)}, 1)
 
     assert plan.tokens >= 1000
 
 
 def test_more_workers_need_more_room_to_work_in() -> None:
-    needs = [make_plan(recipe_of([10**9] * 8), {}, workers).working_bytes for workers in (1, 2, 4)]
+    needs = [estimate_needs(recipe_of([10**9] * 8), {}, workers).working_bytes for workers in (1, 2, 4)]
 
     assert needs == sorted(set(needs))
 
@@ -172,7 +173,7 @@ def test_empty_files_that_were_seen_do_not_spoil_the_estimate_of_the_others() ->
     assert estimated_sizes(files, {"a": Size(0, 0)})["b"] == estimated_sizes(files, {})["b"]
 
 
-PLAN = Plan(
+PLAN = Needs(
     files=1,
     source_bytes=1,
     rows=1,
@@ -213,8 +214,10 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers(have: int, free: i
 TEN_SIZES = {f"{at}.parquet": Size(100, 10_000) for at in range(10)}
 
 
-def limited_plan(**rules: Any) -> Plan:
-    return make_plan(recipe_of([5_000] * 10, tokenizer="bytes", shard_tokens=1_000, **rules), TEN_SIZES, 1, 4)
+def limited_plan(**rules: Any) -> Needs:
+    return estimate_needs(
+        recipe_of([5_000] * 10, tokenizer="bytes", shard_tokens=1_000, **rules), TEN_SIZES, 1, 4
+    )
 
 
 @pytest.mark.parametrize(

@@ -491,7 +491,7 @@ def test_a_disk_that_is_too_small_is_refused_with_exact_numbers(
     run_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = json.loads((run_of() / "manifest.json").read_text())["headline"]
-    monkeypatch.setattr("fwconvert.run.estimate.free_bytes", lambda _: 10)
+    monkeypatch.setattr("fwconvert.run.preflight.free_bytes", lambda _: 10)
 
     with pytest.raises(UsageError, match="not enough disk") as refused:
         export(run_of(), tmp_path / "out", eot="after", shard_tokens=10**6)

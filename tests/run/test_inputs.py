@@ -6,8 +6,8 @@ import pytest
 from examples import RECIPE
 
 from fwconvert.options import Options
-from fwconvert.run.inputs import Sources
-from fwconvert.store import places
+from fwconvert.run.prefetch import open_input
+from fwconvert.store import saved_recipe
 from fwconvert.store.folder import RunFolder
 
 
@@ -17,33 +17,33 @@ def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path)
     folder.make()
     here = tmp_path / "here"
     inputs = {
-        "root": Sources(RECIPE.at(here), Options()),
-        "keep_source": Sources(RECIPE, Options(keep_source=here)),
+        "root": open_input(RECIPE.at(here), Options(), folder),
+        "keep_source": open_input(RECIPE, Options(keep_source=here), folder),
     }
 
-    places.save(folder, inputs[option].place)
+    saved_recipe.save_source_root(folder, inputs[option].root)
 
-    assert places.read(folder) == tmp_path / "here"
+    assert saved_recipe.read_source_root(folder) == tmp_path / "here"
 
 
 def test_sources_that_are_fetched_and_removed_leave_no_hint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.make()
 
-    places.save(folder, Sources(RECIPE, Options()).place)
+    saved_recipe.save_source_root(folder, open_input(RECIPE, Options(), folder).root)
 
-    assert places.read(folder) is None
+    assert saved_recipe.read_source_root(folder) is None
     assert not folder.places.exists()
 
 
 def test_a_hint_that_is_right_is_not_written_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.make()
-    places.save(folder, tmp_path)
+    saved_recipe.save_source_root(folder, tmp_path)
     before = folder.places.stat().st_mtime_ns
 
-    places.save(folder, tmp_path)
+    saved_recipe.save_source_root(folder, tmp_path)
     assert folder.places.stat().st_mtime_ns == before
 
-    places.save(folder, tmp_path / "other")
-    assert places.read(folder) == tmp_path / "other"
+    saved_recipe.save_source_root(folder, tmp_path / "other")
+    assert saved_recipe.read_source_root(folder) == tmp_path / "other"

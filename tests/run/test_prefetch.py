@@ -16,7 +16,7 @@ from fwconvert.errors import HubError, OutputError, SourceError
 from fwconvert.hub.download import Fetching
 from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile, Unfetched
 from fwconvert.recipes import SourceShard
-from fwconvert.run.prefetch import HubOrigin, Terms
+from fwconvert.run.prefetch import Prefetch, Terms
 
 FILES = tuple(SourceShard(f"sample/{number:03}.parquet", 10, f"{number:064x}") for number in range(12))
 MANIFEST = examples.recipe_with(files=FILES).source
@@ -54,30 +54,29 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return made
 
 
-Make = Callable[..., HubOrigin]
+Make = Callable[..., Prefetch]
 
 
 @pytest.fixture
-def origin_with(tmp_path: Path) -> Iterator[Make]:
-    made: list[HubOrigin] = []
+def prefetch_with(tmp_path: Path) -> Iterator[Make]:
+    made: list[Prefetch] = []
 
-    def make(
-        prefetch: int = 3, connections: int = 2, workers: int = 2, keep: Path | None = None
-    ) -> HubOrigin:
+    def make(prefetch: int = 3, connections: int = 2, workers: int = 2, keep: Path | None = None) -> Prefetch:
         made.append(
-            HubOrigin(MANIFEST, Terms(prefetch, connections, workers, 5.0), tmp_path / "private", keep)
+            Prefetch(MANIFEST, Terms(prefetch, connections, workers, 5.0), tmp_path / "private", keep)
         )
         return made[-1].__enter__()
 
     yield make
-    for origin in made:
-        origin.__exit__()
+    for inputs in made:
+        inputs.__exit__()
 
 
-def orders_of(origin: HubOrigin, files: tuple[SourceShard, ...] = FILES) -> list[ConvertOrder]:
+def orders_of(inputs: Prefetch, files: tuple[SourceShard, ...] = FILES) -> list[ConvertOrder]:
     context = RunContext("out", "recipe", examples.RULES, "session")
     return [
-        ConvertOrder(context, file, at, SourceFile(str(origin.place(file)))) for at, file in enumerate(files)
+        ConvertOrder(context, file, at, SourceFile(str(inputs.location(file))))
+        for at, file in enumerate(files)
     ]
 
 
@@ -96,11 +95,11 @@ def take(ready: Iterator[ConvertOrder | Unfetched | None]) -> ConvertOrder | Unf
     return item
 
 
-def test_every_order_comes_once_with_its_file_proven(gate: Gate, origin_with: Make) -> None:
-    origin = origin_with(prefetch=4, workers=99)
+def test_every_order_comes_once_with_its_file_proven(gate: Gate, prefetch_with: Make) -> None:
+    inputs = prefetch_with(prefetch=4, workers=99)
     gate.opened.release(len(FILES))
 
-    items = [item for item in origin.ready(orders_of(origin)) if item is not None]
+    items = [item for item in inputs.ready(orders_of(inputs)) if item is not None]
 
     assert all(
         isinstance(item, ConvertOrder) and item.file.proven and item.file.local.is_file() for item in items
@@ -108,37 +107,37 @@ def test_every_order_comes_once_with_its_file_proven(gate: Gate, origin_with: Ma
     assert sorted(item.source.path for item in items if isinstance(item, ConvertOrder)) == [
         file.path for file in FILES
     ]
-    assert origin.traffic().bytes == 10 * len(FILES)
+    assert inputs.traffic().bytes == 10 * len(FILES)
 
 
-def test_no_more_than_the_connections_are_on_their_way(gate: Gate, origin_with: Make) -> None:
-    origin = origin_with(prefetch=8, connections=3)
-    assert next(origin.ready(orders_of(origin))) is None
+def test_no_more_than_the_connections_are_on_their_way(gate: Gate, prefetch_with: Make) -> None:
+    inputs = prefetch_with(prefetch=8, connections=3)
+    assert next(inputs.ready(orders_of(inputs))) is None
 
     wait_until(lambda: len(gate.asked) == 3)
     time.sleep(0.1)
 
     assert len(gate.asked) == 3
-    assert (origin.traffic().here, origin.traffic().coming) == (0, True)
+    assert (inputs.traffic().here, inputs.traffic().coming) == (0, True)
 
 
-def test_no_more_than_prefetch_is_fetched_before_a_worker_wants_it(gate: Gate, origin_with: Make) -> None:
-    origin = origin_with(prefetch=3, connections=2)
-    ready = origin.ready(orders_of(origin))
+def test_no_more_than_prefetch_is_fetched_before_a_worker_wants_it(gate: Gate, prefetch_with: Make) -> None:
+    inputs = prefetch_with(prefetch=3, connections=2)
+    ready = inputs.ready(orders_of(inputs))
     gate.opened.release(len(FILES))
     first = take(ready)
 
-    wait_until(lambda: not origin.traffic().coming)
-    assert origin.traffic().here == 1 + 3
+    wait_until(lambda: not inputs.traffic().coming)
+    assert inputs.traffic().here == 1 + 3
 
     assert isinstance(first, ConvertOrder)
     assert len(gate.asked) == 1 + 3  # the one that a worker has, and those that wait
 
 
-def test_files_that_nobody_releases_end_the_fetching(gate: Gate, origin_with: Make, tmp_path: Path) -> None:
+def test_files_that_nobody_releases_end_the_fetching(gate: Gate, prefetch_with: Make, tmp_path: Path) -> None:
     # A source whose job failed keeps its file until it is tried again.
-    origin = origin_with(prefetch=2, connections=2, workers=2)
-    ready = origin.ready(orders_of(origin))
+    inputs = prefetch_with(prefetch=2, connections=2, workers=2)
+    ready = inputs.ready(orders_of(inputs))
     gate.opened.release(len(FILES))
 
     taken = [take(ready) for _ in range(4)]
@@ -148,17 +147,17 @@ def test_files_that_nobody_releases_end_the_fetching(gate: Gate, origin_with: Ma
 
     for item in taken:
         assert isinstance(item, ConvertOrder)
-        origin.release(item.source)
+        inputs.release(item.source)
         assert not item.file.local.exists()
     assert isinstance(take(ready), ConvertOrder)
 
 
-def test_a_source_that_is_not_to_be_had_is_told_and_the_others_come(gate: Gate, origin_with: Make) -> None:
+def test_a_source_that_is_not_to_be_had_is_told_and_the_others_come(gate: Gate, prefetch_with: Make) -> None:
     gate.errors[FILES[1].path] = SourceError("it is gone")
     gate.opened.release(len(FILES))
-    origin = origin_with(prefetch=2, workers=99)
+    inputs = prefetch_with(prefetch=2, workers=99)
 
-    items = [item for item in origin.ready(orders_of(origin)) if item is not None]
+    items = [item for item in inputs.ready(orders_of(inputs)) if item is not None]
 
     lost = [item for item in items if isinstance(item, Unfetched)]
     assert [(item.order.source.path, item.failure.message) for item in lost] == [
@@ -168,45 +167,45 @@ def test_a_source_that_is_not_to_be_had_is_told_and_the_others_come(gate: Gate, 
 
 
 @pytest.mark.parametrize("error", [HubError("no way"), OutputError("no space"), RuntimeError("a bug")])
-def test_what_is_nobodys_fault_is_raised(gate: Gate, origin_with: Make, error: Exception) -> None:
+def test_what_is_nobodys_fault_is_raised(gate: Gate, prefetch_with: Make, error: Exception) -> None:
     gate.errors[FILES[0].path] = error
     gate.opened.release(len(FILES))
-    origin = origin_with()
-    ready = origin.ready(orders_of(origin))
+    inputs = prefetch_with()
+    ready = inputs.ready(orders_of(inputs))
 
     with pytest.raises(type(error), match=str(error)):
         [take(ready) for _ in FILES]
 
 
 def test_what_a_session_left_of_finished_sources_is_removed(
-    gate: Gate, origin_with: Make, tmp_path: Path
+    gate: Gate, prefetch_with: Make, tmp_path: Path
 ) -> None:
-    origin = origin_with()
+    inputs = prefetch_with()
     done, wanted = FILES[:2], FILES[2:]
     private = tmp_path / "private"
     private.mkdir()
     for file in (done[0], wanted[0]):
-        origin.place(file).write_bytes(b"x")
+        inputs.location(file).write_bytes(b"x")
     for file in (done[1], wanted[1]):
         (private / f"{file.sha256}.part").write_bytes(b"x")
 
-    next(origin.ready(orders_of(origin, wanted)))
+    next(inputs.ready(orders_of(inputs, wanted)))
 
     left = {path.name for path in private.iterdir()}
-    assert left == {origin.place(wanted[0]).name, f"{wanted[1].sha256}.part"}
+    assert left == {inputs.location(wanted[0]).name, f"{wanted[1].sha256}.part"}
     wait_until(lambda: bool(gate.asked))
 
 
-def test_files_of_equal_content_have_places_of_their_own(origin_with: Make) -> None:
-    origin = origin_with()
+def test_files_of_equal_content_have_places_of_their_own(prefetch_with: Make) -> None:
+    inputs = prefetch_with()
     twins = [SourceShard(f"{folder}/0.parquet", 10, "ab" * 32) for folder in ("a", "b")]
     unpinned = [SourceShard(f"{folder}/1.parquet", 10) for folder in ("a", "b")]
 
-    assert len({origin.place(file) for file in (*twins, *unpinned)}) == 4
+    assert len({inputs.location(file) for file in (*twins, *unpinned)}) == 4
 
 
 def test_what_an_earlier_version_fetched_is_used_once_and_what_nobody_wants_goes(
-    gate: Gate, origin_with: Make, tmp_path: Path
+    gate: Gate, prefetch_with: Make, tmp_path: Path
 ) -> None:
     """It had its name by its content, which two sources may have."""
     twins = tuple(SourceShard(f"{folder}/0.parquet", 10, "ab" * 32) for folder in ("a", "b"))
@@ -214,51 +213,51 @@ def test_what_an_earlier_version_fetched_is_used_once_and_what_nobody_wants_goes
     private.mkdir()
     (private / f"{'ab' * 32}.parquet").write_bytes(b"0123456789")
     (private / f"{'cd' * 32}.parquet").write_bytes(b"of a source that is done")
-    origin = origin_with()
+    inputs = prefetch_with()
 
-    next(origin.ready(orders_of(origin, twins)))
+    next(inputs.ready(orders_of(inputs, twins)))
 
-    assert [path.name for path in private.iterdir()] == [origin.place(twins[0]).name]
+    assert [path.name for path in private.iterdir()] == [inputs.location(twins[0]).name]
     wait_until(lambda: bool(gate.asked))
 
 
-def test_traffic_tells_of_files_that_lie_ready_and_not_of_errors(gate: Gate, origin_with: Make) -> None:
-    origin = origin_with(prefetch=3, connections=1)
+def test_traffic_tells_of_files_that_lie_ready_and_not_of_errors(gate: Gate, prefetch_with: Make) -> None:
+    inputs = prefetch_with(prefetch=3, connections=1)
     gate.errors[FILES[1].path] = HubError("no way")
-    ready = origin.ready(orders_of(origin))
+    ready = inputs.ready(orders_of(inputs))
     assert next(ready) is None
     gate.opened.release(2)
-    wait_until(lambda: len(origin._ready) == 2)
+    wait_until(lambda: len(inputs._ready) == 2)
 
-    assert (origin.traffic().here, origin.traffic().coming) == (1, True)
+    assert (inputs.traffic().here, inputs.traffic().coming) == (1, True)
     item = take(ready)
     assert isinstance(item, ConvertOrder)
-    origin.release(item.source)
+    inputs.release(item.source)
     with pytest.raises(HubError):
         take(ready)
-    assert (origin.traffic().here, origin.traffic().coming) == (0, True), "the network is still missing"
+    assert (inputs.traffic().here, inputs.traffic().coming) == (0, True), "the network is still missing"
 
 
-def test_kept_files_stay(gate: Gate, origin_with: Make, tmp_path: Path) -> None:
+def test_kept_files_stay(gate: Gate, prefetch_with: Make, tmp_path: Path) -> None:
     keep = tmp_path / "keep"
-    origin = origin_with(keep=keep, workers=99)
+    inputs = prefetch_with(keep=keep, workers=99)
     gate.opened.release(len(FILES))
-    for item in origin.ready(orders_of(origin)):
+    for item in inputs.ready(orders_of(inputs)):
         if isinstance(item, ConvertOrder):
-            origin.release(item.source)
-    origin.__exit__()
+            inputs.release(item.source)
+    inputs.__exit__()
 
     found = sorted(path.relative_to(keep).as_posix() for path in keep.rglob("*") if path.is_file())
     assert found == [file.path for file in FILES]
     assert not (keep / ".parts").exists()
 
 
-def test_leaving_ends_the_threads(gate: Gate, origin_with: Make) -> None:
-    origin = origin_with(prefetch=8, connections=4)
-    next(origin.ready(orders_of(origin)))
+def test_leaving_ends_the_threads(gate: Gate, prefetch_with: Make) -> None:
+    inputs = prefetch_with(prefetch=8, connections=4)
+    next(inputs.ready(orders_of(inputs)))
     wait_until(lambda: len(gate.asked) == 4)
 
-    origin.__exit__()
+    inputs.__exit__()
 
     wait_until(lambda: not any(thread.name.startswith("fetch-") for thread in threading.enumerate()))
     assert len(gate.asked) == 4

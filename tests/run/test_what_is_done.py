@@ -10,14 +10,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import receipt_files
 
 from fwconvert.errors import Stopped
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe
 from fwconvert.run.convert import convert
 from fwconvert.run.request import recipe as make_recipe
-from fwconvert.run.resume import Look, Survey, survey
-from fwconvert.store import layout, receipts, sessions
+from fwconvert.run.resume import Found, find_done
+from fwconvert.store import layout, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
@@ -37,8 +38,8 @@ class Run:
     folder: RunFolder
     recipe: Recipe
 
-    def look(self, unclean: set[str] | None = None) -> Survey:
-        return survey(self.folder, self.recipe, Look(frozenset(unclean or ())))
+    def look(self, unclean: set[str] | None = None) -> Found:
+        return find_done(self.folder, self.recipe, frozenset(unclean or ()))
 
     @property
     def session(self) -> str:
@@ -47,6 +48,9 @@ class Run:
 
     def receipt(self, source: str) -> Path:
         return self.folder.receipt(layout.job_key(source))
+
+    def withdrawn(self, found: Found) -> list[Path]:
+        return [self.folder.local(name) for name in found.withdrawn]
 
     def tail(self, source: str) -> Path:
         return self.folder.tail(layout.job_key(source))
@@ -117,14 +121,14 @@ VISIBLE: dict[str, Callable[[Path], object]] = {
 visible = pytest.mark.parametrize("damage", VISIBLE.values(), ids=VISIBLE.keys())
 
 
-def assert_withdrawn(found: Survey, run: Run, sources: set[str], damaged: str) -> None:
+def assert_withdrawn(found: Found, run: Run, sources: set[str], damaged: str) -> None:
     """The receipts of these sources and no others are withdrawn; it is told why."""
     assert set(found.jobs) == set(SOURCES) - sources
-    assert {run.receipt(source) for source in sources} <= set(found.withdrawn)
+    assert {run.receipt(source) for source in sources} <= set(run.withdrawn(found))
     assert set(found.known_sources) == sources
     for source in sources:
         assert any(source in problem for problem in found.problems)
-        made = receipts.read(run.receipt(source), Receipt, run.recipe.recipe_id)
+        made = receipt_files.read(run.receipt(source), Receipt, run.recipe.recipe_id)
         assert found.known_sources[source] == made.source_sha256
     assert any(damaged in problem for problem in found.problems)
 
@@ -175,7 +179,7 @@ def test_looking_changes_nothing(finished: Run) -> None:
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path: Path) -> None:
-    assert survey(RunFolder(tmp_path / "missing"), finished.recipe) == Survey()
+    assert find_done(RunFolder(tmp_path / "missing"), finished.recipe) == Found()
 
 
 @visible
@@ -225,7 +229,8 @@ def test_a_file_that_is_only_newer_than_its_receipt_is_found_right(finished: Run
     found = finished.look()
 
     assert (found.problems, set(found.jobs)) == ([], set(SOURCES))
-    assert found.proven == {finished.receipt("d.parquet"): shard.stat().st_mtime_ns}
+    name = layout.receipt(layout.job_key("d.parquet"))
+    assert found.proven == {name: shard.stat().st_mtime_ns}
 
 
 def test_damage_that_neither_size_nor_time_shows_is_noticed_if_everything_is_hashed(finished: Run) -> None:
@@ -235,7 +240,7 @@ def test_damage_that_neither_size_nor_time_shows_is_noticed_if_everything_is_has
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     assert finished.look().problems == []
-    found = survey(finished.folder, finished.recipe, Look(everything=True))
+    found = find_done(finished.folder, finished.recipe, rehash=True)
     assert_withdrawn(found, finished, {"d.parquet"}, shard.name)
 
 
@@ -245,12 +250,12 @@ def test_hashing_stops_when_somebody_wants_it_to(finished: Run) -> None:
         raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
-        survey(finished.folder, finished.recipe, Look(everything=True, tick=stop))
+        find_done(finished.folder, finished.recipe, rehash=True, tick=stop)
 
 
 def test_hashing_tells_how_far_it_is(finished: Run) -> None:
     told: list[tuple[int, int]] = []
-    survey(finished.folder, finished.recipe, Look(everything=True, tick=lambda *far: told.append(far)))
+    find_done(finished.folder, finished.recipe, rehash=True, tick=lambda *far: told.append(far))
     sizes = [path.stat().st_size for path in finished.folder.path.rglob("edu_fineweb_*") if path.is_file()]
 
     assert told
@@ -267,7 +272,7 @@ def test_a_damaged_joined_shard_takes_the_jobs_with_it_whose_tails_are_gone(
     found = finished.look()
 
     assert_withdrawn(found, finished, {"a.parquet", "b.parquet", "d.parquet"}, FIRST_JOINED)
-    assert finished.folder.join(FIRST_JOINED) in found.withdrawn
+    assert finished.folder.join(FIRST_JOINED) in finished.withdrawn(found)
     assert list(found.joins) == [SECOND_JOINED]
 
 
@@ -301,7 +306,7 @@ def test_a_damaged_receipt_of_a_joined_shard_is_withdrawn(finished: Run, spoil: 
 
     found = finished.look()
 
-    assert path in found.withdrawn
+    assert path in finished.withdrawn(found)
     assert list(found.joins) == [FIRST_JOINED]
     assert set(found.jobs) == {"a.parquet", "b.parquet", "c.parquet"}
 
@@ -322,7 +327,7 @@ def test_a_damaged_receipt_is_withdrawn_and_named(finished: Run, spoil: bytes) -
 
     found = finished.look()
 
-    assert found.withdrawn == [path]
+    assert finished.withdrawn(found) == [path]
     assert set(found.jobs) == set(SOURCES) - {"b.parquet"}
     assert any(str(path) in problem for problem in found.problems)
 
@@ -330,11 +335,11 @@ def test_a_damaged_receipt_is_withdrawn_and_named(finished: Run, spoil: bytes) -
 def test_a_receipt_of_another_recipe_is_withdrawn(finished: Run) -> None:
     other = Recipe(finished.recipe.source, msgspec.structs.replace(finished.recipe.rules, shard_tokens=101))
 
-    found = survey(finished.folder, other)
+    found = find_done(finished.folder, other)
 
     assert found.jobs == {}
     assert found.joins == {}
-    assert set(found.withdrawn) == {finished.receipt(source) for source in SOURCES} | {
+    assert set(finished.withdrawn(found)) == {finished.receipt(source) for source in SOURCES} | {
         finished.folder.join(name) for name in (FIRST_JOINED, SECOND_JOINED)
     }
     assert all("another recipe" in problem for problem in found.problems)
@@ -356,7 +361,7 @@ def test_a_receipt_under_the_name_of_another_job_is_not_believed(unjoined: Run) 
     found = unjoined.look()
 
     assert "a.parquet" not in found.jobs
-    assert unjoined.receipt("a.parquet") in found.withdrawn
+    assert unjoined.receipt("a.parquet") in unjoined.withdrawn(found)
 
 
 @visible
@@ -388,7 +393,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
     cut.write_bytes(cut.read_bytes()[:1000])
 
     assert finished.look().problems == [
-        "edu_fineweb_train_00002_000.bin cannot be read (No such file or directory)",
+        "edu_fineweb_train_00002_000.bin is missing",
         "c.parquet will be converted again",
         "edu_fineweb_train_00003_000.bin has 1,000 bytes instead of 1,224",
         "d.parquet will be converted again",
@@ -397,7 +402,7 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
 
 def test_join_receipts_say_where_every_token_comes_from(finished: Run) -> None:
     first, second = (
-        receipts.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
+        receipt_files.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
         for name in (FIRST_JOINED, SECOND_JOINED)
     )
 

@@ -7,21 +7,18 @@ from examples import RULES, SOURCE, rules_with
 
 from fwconvert.recipes import Recipe
 from fwconvert.store import unlisted
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 KEPT = "edu_fineweb_train_00000_000"
 
 
 def found(folder: Path, recipe: Recipe, listed: set[str]) -> tuple[set[str], set[str]]:
-    found = unlisted.find(RunFolder(folder), recipe, listed)
-    own, foreign = (
-        {path.relative_to(folder).as_posix() for path in paths} for paths in (found.own, found.foreign)
-    )
-    return own, foreign
+    found = unlisted.find(LocalStore(folder), recipe, listed)
+    return {*found.own}, {*found.foreign}
 
 
 def fill(folder: Path, *groups: set[str]) -> None:
-    RunFolder(folder).make()
+    LocalStore(folder).prepare()
     for name in (name for group in groups for name in group):
         (folder / name).write_text(name)
 
@@ -45,7 +42,8 @@ def test_only_what_this_recipe_makes_is_taken_for_its_own_and_removed(tmp_path: 
     fill(tmp_path, stay, own, foreign)
 
     assert found(tmp_path, recipe, {f"{KEPT}.bin"}) == (own, foreign)
-    unlisted.remove(unlisted.find(RunFolder(tmp_path), recipe, {f"{KEPT}.bin"}))
+    store = LocalStore(tmp_path)
+    unlisted.remove(store, unlisted.find(store, recipe, {f"{KEPT}.bin"}))
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert left == stay | foreign
 

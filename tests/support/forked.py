@@ -275,6 +275,7 @@ def _serve(asked: socket.socket) -> Callable[[], object]:
             if forked == 0:
                 while os.getppid() == between:
                     time.sleep(0.0002)
+                asked.detach()  # Its number may be that of a file of the program, which it would close.
                 return _become(files)
             os.write(write, str(forked).encode())
             os._exit(0)

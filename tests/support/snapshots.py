@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fwconvert.run.engines import Progress
-from fwconvert.run.state import Snapshot
+from fwconvert.run.events import Snapshot
 
 LONG = "data/CC-MAIN-2024-10/train-{:05d}-of-00064.parquet"
 

@@ -55,7 +55,7 @@ def script() -> dict[str, Any]:
 
 
 def test_the_table_is_that_of_the_installed_versions(script: dict[str, Any]) -> None:
-    table = script["made_up_table"]()
+    table = script["synthetic_table"]()
     pairs = [script["Pair"](name, table) for name in ("gpt2", "cl100k_base", "o200k_base")]
     # Between these, a letter of either case, a digit, a mark and all else are cut in different ways.
     found = [script["derive"](pair, "!@A!@a!@Ab", together=256) for pair in pairs]

@@ -13,9 +13,8 @@ from fwconvert.loader import files as loader_files
 from fwconvert.loader.files import Claims
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, TokenType, Totals
-from fwconvert.run import estimate
-from fwconvert.run.prefetch import LocalOrigin
-from fwconvert.run.preflight import Footers
+from fwconvert.run import preflight
+from fwconvert.run.inputs import LocalFiles
 from fwconvert.shards import shard, zstd
 from fwconvert.sources import filters
 from fwconvert.sources import parquet as source
@@ -52,11 +51,11 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         path.write_bytes(data)
         files = (SourceShard(path.name, len(data)),)
         recipe = Recipe(SourceManifest("", "local", "", "", files, Totals(1, len(data))), rules).at(scratch)
-        columns = Footers(LocalOrigin(recipe.source, scratch), None, threading.Event())
+        inputs, never = LocalFiles(recipe.source, scratch), threading.Event()
         refused: FwconvertError | None = None
         for reader in (
-            lambda: estimate.plan_for(recipe, options),
-            lambda: columns.check(recipe, RunFolder(scratch / "out")),
+            lambda: inputs.estimate(recipe, options),
+            lambda: preflight.check(RunFolder(scratch / "out"), recipe, options, inputs, never),
             lambda: source.read_row(path, str(path), 0, "text"),
             lambda: source.read_row(path, str(path), 3, "text"),
             lambda: source.identity(path, 1),

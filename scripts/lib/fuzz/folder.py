@@ -22,14 +22,14 @@ from fwconvert.errors import FwconvertError
 from fwconvert.inspection import show, status, trace, verify, verify_shard
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.run import export, resume
-from fwconvert.run.convert import SilentObserver
-from fwconvert.run.events import StopSwitch
-from fwconvert.run.prefetch import LocalOrigin
-from fwconvert.run.state import Work
+from fwconvert.run.events import SilentObserver, StopSwitch
+from fwconvert.run.inputs import LocalFiles
+from fwconvert.run.state import RunState
+from fwconvert.run.tracker import Tracker
 from fwconvert.shards.shard import header
 from fwconvert.sources import catalog
 from fwconvert.sources.demo import Corpus
-from fwconvert.store import places, receipts, run_manifest, saved_recipe, sessions
+from fwconvert.store import receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.tokens import vocabulary
@@ -158,14 +158,15 @@ def join_receipt(scratch: Path) -> Callable[[bytes], object]:
 
 def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
     recipe, current = saved_recipe.read_plan(folder), sessions.new()
+    name = path.relative_to(folder.path).as_posix()
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
         with suppress(FwconvertError):
             made = msgspec.structs.replace(records.decode(data, kind, "receipt"), recipe_id=recipe.recipe_id)
-            receipts.publish(made, path)
+            path.write_bytes(receipts.encode(made))
         attempts = _Attempts()
-        attempts.attempt(lambda: receipts.read(path, kind, recipe.recipe_id))  # type: ignore[type-var]
+        attempts.attempt(lambda: receipts.read(folder, name, kind, recipe.recipe_id))  # type: ignore[type-var]
         attempts.attempt(lambda: status.status(folder.path))
         attempts.attempt(lambda: verify.verify(folder.path, threads=1))
         attempts.attempt(lambda: _begin_session(folder, recipe, current))
@@ -176,13 +177,13 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
 
 
 def _begin_session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
-    """Survey a run and begin to join it, as a session does, without changing anything."""
-    found = resume.survey(folder, recipe)
-    origin = LocalOrigin(recipe.source, folder.path.parent / "sources")
-    work = Work(folder, recipe, current, origin, SilentObserver(), StopSwitch(), found)
-    if work.missing:
-        return work.manifest()
-    return work.misfits, [*islice(work.join_orders(), _SOME)], work.manifest(complete=work.is_complete)
+    """Find what is done of a run and what is left to join, as a session does; nothing is made."""
+    state = RunState(recipe, current.id, resume.find_done(folder, recipe))
+    inputs = LocalFiles(recipe.source, folder.path.parent / "sources")
+    tracker = Tracker(folder, state, inputs, SilentObserver(), StopSwitch())
+    if state.missing:
+        return tracker.manifest()
+    return state.misfits, state.unjoined[:_SOME], tracker.manifest(complete=state.is_complete)
 
 
 def small_records(scratch: Path) -> Callable[[bytes], object]:
@@ -197,12 +198,12 @@ def small_records(scratch: Path) -> Callable[[bytes], object]:
         for path in (at, folder.quarantine / job, folder.places, folder.private / "lock"):
             path.write_bytes(data)
         attempts = _Attempts()
-        for kind in (sessions.Session, Quarantined, places.Places, Corpus):
+        for kind in (sessions.Session, Quarantined, saved_recipe.Places, Corpus):
             attempts.attempt(lambda kind=kind: records.decode(data, kind, "record"))  # type: ignore[misc]
         attempts.attempt(lambda: loader.resume(_mapping(data)))
         for reader in (
             sessions.all_of,
-            places.read,
+            saved_recipe.read_source_root,
             lambda at: at.store.holder(),
             lambda at: status.status(at.path),
         ):

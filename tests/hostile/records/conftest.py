@@ -7,13 +7,14 @@ from pathlib import Path
 import corpus
 import engines
 import pytest
+import receipt_files
 import runner
 from spoiled_runs import BAD, CHOICES, Reader, Run, Runs, copy_of
 
 from fwconvert import records
 from fwconvert.shards import shard
 from fwconvert.sources import catalog
-from fwconvert.store import receipts, run_manifest, saved_recipe, sessions
+from fwconvert.store import run_manifest, saved_recipe, sessions
 from fwconvert.store.folder import RunFolder
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 
@@ -65,8 +66,8 @@ def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
 
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "source manifest": (manifest, lambda: catalog.find(str(manifest))),
-        "receipt": (job, lambda: receipts.read(job, Receipt, recipe.recipe_id)),
-        "join receipt": (join, lambda: receipts.read(join, JoinReceipt, recipe.recipe_id)),
+        "receipt": (job, lambda: receipt_files.read(job, Receipt, recipe.recipe_id)),
+        "join receipt": (join, lambda: receipt_files.read(join, JoinReceipt, recipe.recipe_id)),
         "quarantine record": (quarantined, lambda: records.read(quarantined, Quarantined)),
         "plan": (alone.plan, read_plan),
         "session": (next(folder.sessions.iterdir()), lambda: sessions.all_of(folder)),

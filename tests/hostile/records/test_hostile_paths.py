@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import receipt_files
 from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, command, copy_of, resumed
 
 from fwconvert import records
 from fwconvert.errors import ManifestError
 from fwconvert.sources import catalog
-from fwconvert.store import receipts, saved_recipe, sessions
+from fwconvert.store import saved_recipe, sessions
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 TRICKS = (
@@ -59,7 +60,7 @@ def test_no_word_of_a_source_manifest_commands_the_terminal(
 def first_shard(run: Run) -> tuple[Path, Receipt]:
     """Return the path and the content of the receipt of the first job."""
     path = next(run.folder.receipts.glob("00*"))
-    return path, receipts.read(path, Receipt, saved_recipe.read_plan(run.folder).recipe_id)
+    return path, receipt_files.read(path, Receipt, saved_recipe.read_plan(run.folder).recipe_id)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_receipt_is_not_believed_that_names_files_elsewhere(
     run = copy_of(runs.finished, tmp_path / "out")
     path, made = first_shard(run)
     line = msgspec.structs.replace(made.shards[0], name=str(shard_elsewhere))
-    receipts.publish(msgspec.structs.replace(made, shards=(line, *made.shards[1:])), path)
+    receipt_files.write(msgspec.structs.replace(made, shards=(line, *made.shards[1:])), path)
 
     ended = assert_survived(run, elsewhere)
 
@@ -93,8 +94,8 @@ def test_the_receipt_of_a_joined_shard_is_not_believed_that_names_files_elsewher
     run = copy_of(runs.finished, tmp_path / "out")
     line = msgspec.structs.replace(first_shard(run)[1].shards[0], name=str(shard_elsewhere))
     path = next(run.folder.joins.iterdir())
-    made = receipts.read(path, JoinReceipt, saved_recipe.read_plan(run.folder).recipe_id)
-    receipts.publish(msgspec.structs.replace(made, shard=line, segments=()), path.with_name("x.json"))
+    made = receipt_files.read(path, JoinReceipt, saved_recipe.read_plan(run.folder).recipe_id)
+    receipt_files.write(msgspec.structs.replace(made, shard=line, segments=()), path.with_name("x.json"))
 
     ended = assert_survived(run, elsewhere)
 

@@ -232,7 +232,7 @@ def test_a_receipt_that_is_damaged_is_told(whole: Path) -> None:
     join.write_bytes(b"{}")
     assert_told(
         whole,
-        f".fwconvert/receipts/{path.name}: a receipt is damaged: its digest does not fit",
+        f".fwconvert/receipts/{path.name}: a receipt is damaged: its digest does not match its content",
         f".fwconvert/joins/{join.name}: this file is not a readable record",
         "manifest.json: the job 8-short.parquet is not as its receipt says",
         "manifest.json: the token shard t_train_00009_002.bin is not as its receipt says",
