@@ -116,3 +116,10 @@ def test_only_who_fuzzes_waits_for_the_fuzzer_and_nobody_for_cuda() -> None:
 def test_no_package_of_this_environment_lacks_another() -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_workflow_tries_each_python_that_the_lists_are_for() -> None:
+    workflow = (SOURCE / ".github/workflows/test.yml").read_text("utf-8")
+    (pythons,) = re.findall(r"python: \[(.*)\]", workflow)
+    assert tuple(re.findall(r'"([0-9.]+)"', pythons)) == PYTHONS
+    assert re.findall(r"run: (.*)", workflow) == ["scripts/test"]

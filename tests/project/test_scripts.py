@@ -92,6 +92,7 @@ def test_a_python_that_is_too_old_or_broken_is_a_clear_error(
 
 def test_the_first_python_that_works_is_taken(clone: Path, tmp_path: Path) -> None:
     fake_python(tmp_path / "bin/python3", "echo 'pyenv: python3: command not found' >&2", "exit 127")
+    fake_python(tmp_path / "bin/python3.14", "exit 1")
     fake_python(tmp_path / "bin/python3.13", "exit 1")
     fake_python(tmp_path / "bin/python3.12", f'exec "{sys.executable}" "$@"')
     done = subprocess.run(
