@@ -103,7 +103,8 @@ def test_every_flag_stands_in_the_reference_and_every_flag_there_exists(
     named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+[a-z]", README + REFERENCE)) - others
     assert named <= exists
     described = set(re.findall(r"--[a-z][a-z-]+[a-z]", REFERENCE.split("## Trainers")[0]))
-    assert of_convert - {"--help", "--about"} <= described
+    of_others = {"--help", "--about", "--document"}  # the help of the program shows other commands, too
+    assert of_convert - of_others <= described
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the line is for a shell")
@@ -173,9 +174,10 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
 
 
 def test_files_named_in_the_architecture_are_there() -> None:
-    named = set(re.findall(r"`([a-z]+/[a-z_/]+\.py|[a-z_]+\.py)`", ARCHITECTURE))
+    named = set(re.findall(r"`([a-z_]+[a-z_/]*\.py)`", ARCHITECTURE))
     assert len(named) > 20
-    assert [name for name in named if not (REPOSITORY / "fwconvert" / name).is_file()] == []
+    places = (REPOSITORY, REPOSITORY / "fwconvert")
+    assert [name for name in named if not any((place / name).is_file() for place in places)] == []
 
 
 @pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("ARCHITECTURE.md", 130)])
