@@ -95,12 +95,12 @@ def _about_splits(result: "Result", rules: Rules) -> list[str]:
 
 def _why_no_validation(result: "Result", rules: Rules) -> str:
     from fwconvert.store import run_manifest  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
     none, wanted = "there is no validation shard", f"fewer than the {rules.val_tokens:,} of --val-tokens"
     if rules.layout == "contiguous":
         return f"{none}: all {result.headline.tokens:,} tokens of the run are {wanted}"
-    first = run_manifest.read(RunFolder(result.out)).jobs[0]
+    first = run_manifest.read(LocalStore(result.out)).jobs[0]
     return f"{none}: the first source gives it, and {first.path} has {first.tokens:,} tokens, {wanted}"
 
 
@@ -115,9 +115,9 @@ def what_next(result: "Result") -> str:
     """Tell somebody who has tried the demo what there is to see."""
     from fwconvert.inspection import show  # noqa: PLC0415
     from fwconvert.store import run_manifest  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
-    manifest = run_manifest.read(RunFolder(result.out))
+    manifest = run_manifest.read(LocalStore(result.out))
     line = next((line for line in manifest.shards if line.split == "train"), None)
     if line is None:  # All of it was too little, and dropped.
         return ""

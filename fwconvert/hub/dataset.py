@@ -28,15 +28,15 @@ from fwconvert.addresses import plain
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.hub import http
 from fwconvert.hub.client import client, endpoint, headers, session
-from fwconvert.hub.http import Reply
-from fwconvert.hub.retry import Found, Passing
+from fwconvert.hub.http import Response
+from fwconvert.hub.retry import Found, TransientError
 from fwconvert.recipes import SourceShard, is_commit
 
 PARQUET = ".parquet"
 # For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
 _CALL_SECONDS = 30.0
-_MAY_PASS = {408, 425, 429}
-_NOTHING_THERE = 416
+_TRANSIENT_STATUS = {408, 425, 429}
+_RANGE_NOT_SATISFIABLE = 416
 
 # The hub sends a thousand entries at a time, some 330 KB, and advises against more than 100,000 files in
 # a repository. A mirror may send all of those at once, which are 33 MB.
@@ -49,10 +49,10 @@ _MOST_PAGES = 2_000
 _MOST_OBJECTS = 4 * _MOST_ENTRIES
 
 # Given how many bytes came; may raise to end the call.
-Came = Callable[[int], None]
+Received = Callable[[int], None]
 
 
-def _nobody(_: int) -> None:
+def _ignore(_: int) -> None:
     """Nobody wants to know how much came."""
 
 
@@ -63,9 +63,9 @@ class Dataset:
     name: str
     revision: str
 
-    def commit(self, came: Came = _nobody) -> str:
+    def commit(self, received: Received = _ignore) -> str:
         """Return the commit that the revision means now."""
-        found = self._ask(self._address("revision"), _Info, came).found
+        found = self._get_json(self._address("revision"), _Info, received).found
         if not is_commit(found.sha):
             raise HubError(
                 message(
@@ -77,10 +77,10 @@ class Dataset:
             )
         return found.sha
 
-    def files(self, folder: str, came: Came = _nobody) -> tuple[SourceShard, ...]:
+    def files(self, folder: str, received: Received = _ignore) -> tuple[SourceShard, ...]:
         """Return the parquet files below `folder`, by name, as the hub lists them."""
         found, others = [], 0
-        for entry in self._tree(folder, came):
+        for entry in self._tree(folder, received):
             if entry.type == "file" and entry.path.lower().endswith(PARQUET):
                 found.append(_shard(entry))
             else:
@@ -97,7 +97,7 @@ class Dataset:
             )
         return tuple(sorted(found, key=lambda shard: shard.path))
 
-    def _tree(self, folder: str, came: Came) -> Iterator[_Entry]:
+    def _tree(self, folder: str, received: Received) -> Iterator[_Entry]:
         """Yield all below `folder`, page by page."""
         asked: set[str] = set()
         entries = size = 0
@@ -106,7 +106,7 @@ class Dataset:
             if query in asked:
                 raise self._endless(folder, "it sends the same page again")
             asked.add(query)
-            page = self._ask(f"{place}?{query}", list[_Entry], came, folder)
+            page = self._get_json(f"{place}?{query}", list[_Entry], received, folder)
             entries, size = entries + len(page.found), size + page.bytes
             if entries > _MOST_ENTRIES or size > _MOST_LIST_BYTES or len(asked) > _MOST_PAGES:
                 most = f"{_MOST_ENTRIES:,} entries, {_MOST_PAGES:,} pages, {_MOST_LIST_BYTES:,} bytes"
@@ -131,33 +131,36 @@ class Dataset:
     def _address(self, what: str) -> str:
         return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
 
-    def _ask(self, url: str, kind: type[Found], came: Came, path: str = "") -> _Page[Found]:
+    def _get_json(self, url: str, kind: type[Found], received: Received, path: str = "") -> _Page[Found]:
         """Return what the hub answers."""
-        with self._asking(path), http.opened(session(), url, headers(), _CALL_SECONDS) as reply:
-            self._look_at(reply, path)
-            raw = self._whole(reply, came)
-            following = reply.next_page
+        with (
+            self._translating_errors(path),
+            http.request(session(), url, headers(), _CALL_SECONDS) as response,
+        ):
+            self._raise_for_status(response, path)
+            raw = self._read_body(response, received)
+            following = response.next_page
         try:
             # Before it is decoded: an object of two bytes becomes one of a hundred.
             if raw.count(b"{") > _MOST_OBJECTS:
-                raise HubError(self._not_an_answer(f"it has more than {_MOST_OBJECTS:,} objects"))
+                raise HubError(self._invalid_answer(f"it has more than {_MOST_OBJECTS:,} objects"))
             return _Page(msgspec.json.decode(raw, type=kind), len(raw), following)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise HubError(self._not_an_answer(plain(error))) from None
+            raise HubError(self._invalid_answer(plain(error))) from None
 
-    def _whole(self, reply: Reply, came: Came) -> bytearray:
+    def _read_body(self, response: Response, received: Received) -> bytearray:
         """Return all of an answer's content, if that is not too much."""
-        if reply.encoding:
-            raise HubError(self._not_an_answer("it is packed, though that was not asked for", reply.encoding))
+        if response.encoding:
+            raise HubError(self._invalid_answer("it is compressed", response.encoding))
         found = bytearray()
-        for part in reply:
-            came(len(part))
+        for part in response:
+            received(len(part))
             found += part
             if len(found) > _MOST_ANSWER_BYTES:
-                raise HubError(self._not_an_answer(f"it is longer than {_MOST_ANSWER_BYTES:,} bytes"))
+                raise HubError(self._invalid_answer(f"it is longer than {_MOST_ANSWER_BYTES:,} bytes"))
         return found
 
-    def _not_an_answer(self, reason: str, packed: str = "") -> str:
+    def _invalid_answer(self, reason: str, packed: str = "") -> str:
         return message(
             "the hub's answer is not what a hub answers",
             "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
@@ -167,17 +170,17 @@ class Dataset:
         )
 
     @contextmanager
-    def opened(self, path: str, begin: int, end: int | None = None) -> Iterator[Answer]:
+    def open_range(self, path: str, begin: int, end: int | None = None) -> Iterator[FileStream]:
         """Ask for a file from byte `begin` on, to its end or to byte `end`."""
         wanted = headers()
         if begin or end is not None:
             wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
         timeout = client().constants.HF_HUB_DOWNLOAD_TIMEOUT
         url = self._file_address(path)
-        with self._asking(path), http.opened(session(), url, wanted, timeout) as reply:
-            if reply.status != _NOTHING_THERE:
-                self._look_at(reply, path)
-            yield Answer(reply)
+        with self._translating_errors(path), http.request(session(), url, wanted, timeout) as response:
+            if response.status != _RANGE_NOT_SATISFIABLE:
+                self._raise_for_status(response, path)
+            yield FileStream(response)
 
     def _file_address(self, path: str) -> str:
         api = client()
@@ -194,19 +197,19 @@ class Dataset:
                 )
             ) from None
 
-    def _look_at(self, reply: Reply, path: str) -> None:
+    def _raise_for_status(self, response: Response, path: str) -> None:
         """Raise what an answer means that is not a good one."""
-        status = reply.status
-        if status in _MAY_PASS or status >= 500:
-            raise Passing(f"the server answers {status}", _asked_wait(reply.headers, status))
-        if status in (401, 403) and not reply.url.startswith(f"{endpoint()}/"):
-            raise Passing(f"the server behind the hub answers {status}")  # A signature may have run out.
+        status = response.status
+        if status in _TRANSIENT_STATUS or status >= 500:
+            raise TransientError(f"the server answers {status}", _retry_after(response.headers, status))
+        if status in (401, 403) and not response.url.startswith(f"{endpoint()}/"):
+            raise TransientError(f"the server behind the hub answers {status}")
         if status >= 400:
-            raise self._refusal(reply, path)
+            raise self._refusal(response, path)
 
     @contextmanager
-    def _asking(self, path: str = "") -> Iterator[None]:
-        """Turn what the client raises into Passing, HubError or, for a missing file, SourceError."""
+    def _translating_errors(self, path: str = "") -> Iterator[None]:
+        """Turn what the client raises into TransientError, HubError or, for a missing file, SourceError."""
         api = client()
         try:
             yield
@@ -223,13 +226,13 @@ class Dataset:
             ) from None
         except api.httpx.ProtocolError as error:
             # Behind a colon stands what the server sent.
-            raise Passing(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
+            raise TransientError(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
         except (api.httpx.HTTPError, api.httpx.StreamError) as error:
-            raise Passing(f"{type(error).__name__}: {plain(error) or 'no answer in time'}") from None
+            raise TransientError(f"{type(error).__name__}: {plain(error) or 'no answer in time'}") from None
 
-    def _refusal(self, reply: Reply, path: str) -> Exception:
+    def _refusal(self, response: Response, path: str) -> Exception:
         """Return what an answer of the hub other than a good one means."""
-        facts, code, status = self._facts(path), reply.headers.get("X-Error-Code", ""), reply.status
+        facts, code, status = self._facts(path), response.headers.get("X-Error-Code", ""), response.status
         if code == "GatedRepo":
             return HubError(
                 message(
@@ -257,7 +260,7 @@ class Dataset:
             )
         # So says the hub of private repositories, too, and only if it does not know the token otherwise.
         no_access = "Invalid credentials in Authorization header"
-        unknown = status == 401 and reply.headers.get("X-Error-Message", "") != no_access
+        unknown = status == 401 and response.headers.get("X-Error-Message", "") != no_access
         if code == "RepoNotFound" or (unknown and endpoint().startswith("https://")):
             return HubError(
                 message(
@@ -308,26 +311,26 @@ class _Entry(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
-class Answer:
+class FileStream:
     """A file, or the rest of one, as the server sends it."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, response: Response) -> None:
         # Our part is longer than the file that the server has.
-        self.nothing = reply.status == _NOTHING_THERE
-        self._reply = reply
-        self.begin, self.total = 0, _number(reply.headers.get("Content-Length", ""))
-        if reply.status == 206:
+        self.is_past_end = response.status == _RANGE_NOT_SATISFIABLE
+        self._response = response
+        self.begin, self.total = 0, _number(response.headers.get("Content-Length", ""))
+        if response.status == 206:
             number = "([0-9]{1,18})"
-            given = reply.headers.get("Content-Range", "").strip()
+            given = response.headers.get("Content-Range", "").strip()
             span = re.fullmatch(f"bytes {number}-{number}/{number}", given)
             if span is None:
-                raise Passing("the server answers a range without saying which")
+                raise TransientError("the server answers a range without saying which")
             self.begin, last, self.total = (int(text) for text in span.groups())
             if not self.begin <= last < self.total:
-                raise Passing("the server answers a range that cannot be")
+                raise TransientError("the server answers a range that cannot be")
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._reply)
+        return iter(self._response)
 
 
 def _number(text: str) -> int | None:
@@ -365,7 +368,7 @@ def _offline(facts: dict[str, object]) -> str:
     )
 
 
-def _asked_wait(headers: Mapping[str, str], status: int) -> float | None:
+def _retry_after(headers: Mapping[str, str], status: int) -> float | None:
     """Return for how long the server asks us to stay away, if it does."""
     after = headers.get("Retry-After", "").strip()
     if re.fullmatch("[0-9]+", after):

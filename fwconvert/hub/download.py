@@ -19,7 +19,7 @@ from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub.client import endpoint
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Passing, Patience
+from fwconvert.hub.retry import Retry, TransientError
 from fwconvert.recipes import SourceShard
 from fwconvert.store import atomic, layout
 
@@ -33,17 +33,17 @@ _LOOK_SECONDS = 1.0
 
 # The parts that a thread of this process has: two sources may have equal content, and not every file
 # system has locks.
-_TAKEN: set[Path] = set()
-_TAKING = threading.Lock()
+_IN_USE: set[Path] = set()
+_IN_USE_LOCK = threading.Lock()
 
 
-class _OtherContent(Exception):
+class _ContentMismatch(Exception):
     """The server sends something else than the manifest lists."""
 
 
 @dataclass(frozen=True)
-class Fetching:
-    """How a file is fetched: from where, how patiently, and who is told of it."""
+class Download:
+    """How a file is fetched: from where, how with_retries, and who is told of it."""
 
     dataset: Dataset
     patience: float
@@ -68,7 +68,7 @@ class Fetching:
             with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
                 if not self._is_there(file, place):
                     try:
-                        self._until_right(file, part)
+                        self._download_verified(file, part)
                     except BaseException:
                         part.discard_if_empty()
                         raise
@@ -101,52 +101,52 @@ class Fetching:
         if self.is_right(file, place):
             return True
         if self.keeps and os.path.lexists(place):
-            raise SourceError(_occupied(file, place))
+            raise SourceError(_occupied_message(file, place))
         return False
 
-    def _until_right(self, file: SourceShard, part: "_Part") -> None:
+    def _download_verified(self, file: SourceShard, part: "_Part") -> None:
         for attempt in range(1, _CONTENT_TRIES + 1):
             try:
-                self._fill(file, part)
-                part.prove(file)
-            except _OtherContent as wrong:
+                self._download(file, part)
+                part.verify(file)
+            except _ContentMismatch as wrong:
                 part.restart()
                 if attempt == _CONTENT_TRIES:
                     part.discard()
-                    raise SourceError(self._other_content(file, wrong)) from None
+                    raise SourceError(self._mismatch_message(file, wrong)) from None
                 self.tell(f"{file.path}: {wrong}; fetching it again")
             else:
                 return
 
-    def _fill(self, file: SourceShard, part: "_Part") -> None:
-        patience = Patience(self.patience, self.stop, self.tell)
+    def _download(self, file: SourceShard, part: "_Part") -> None:
+        retry = Retry(self.patience, self.stop, self.tell)
         while part.bytes < file.bytes:
             try:
-                self._pour(file, part, patience)
-            except Passing as trouble:
-                patience.endure(trouble, file.path)
+                self._append_response(file, part, retry)
+            except TransientError as error:
+                retry.wait_or_raise(error, file.path)
 
-    def _pour(self, file: SourceShard, part: "_Part", patience: Patience) -> None:
+    def _append_response(self, file: SourceShard, part: "_Part", retry: Retry) -> None:
         """Append what one request brings."""
-        with self.dataset.opened(file.path, part.bytes) as answer:
-            if answer.nothing:
-                raise _OtherContent(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
+        with self.dataset.open_range(file.path, part.bytes) as answer:
+            if answer.is_past_end:
+                raise _ContentMismatch(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
             if answer.total is not None and answer.total != file.bytes:
-                raise _OtherContent(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
+                raise _ContentMismatch(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
             if answer.begin > part.bytes:
-                raise Passing(f"the server answers from byte {answer.begin:,} on, not {part.bytes:,}")
+                raise TransientError(f"the server answers from byte {answer.begin:,} on, not {part.bytes:,}")
             # What we have is passed over.
             skip = part.bytes - answer.begin
             for chunk in answer:
                 self._pause(0)
                 new, skip = chunk[skip:], max(0, skip - len(chunk))
                 if part.bytes + len(new) > file.bytes:
-                    raise _OtherContent(f"the server sends more than {file.bytes:,} bytes")
+                    raise _ContentMismatch(f"the server sends more than {file.bytes:,} bytes")
                 part.add(new)
                 self.count(len(new))
-                patience.came(len(chunk), file.path, new=bool(new))
+                retry.received(len(chunk), file.path, new=bool(new))
         if part.bytes < file.bytes:
-            raise Passing(f"the server ended after {part.bytes:,} of {file.bytes:,} bytes")
+            raise TransientError(f"the server ended after {part.bytes:,} of {file.bytes:,} bytes")
 
     def _pause(self, seconds: float) -> None:
         if self.stop.wait(seconds) if seconds else self.stop.is_set():
@@ -155,7 +155,7 @@ class Fetching:
     def _tick(self, _: int) -> None:
         self._pause(0)
 
-    def _other_content(self, file: SourceShard, wrong: _OtherContent) -> str:
+    def _mismatch_message(self, file: SourceShard, wrong: _ContentMismatch) -> str:
         return message(
             f"the server sent other bytes than the manifest lists, {_CONTENT_TRIES} times",
             "a mirror or proxy serves corrupt bytes: fetch from another HF_ENDPOINT",
@@ -174,7 +174,7 @@ def part_name(file: SourceShard, revision: str) -> str:
     return f"{file.sha256 or layout.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
 
 
-def _occupied(file: SourceShard, place: Path) -> str:
+def _occupied_message(file: SourceShard, place: Path) -> str:
     return message(
         "something else lies where this source is to be kept, and is not replaced",
         "move it away, or choose another --keep-source; then run the same command again",
@@ -217,15 +217,15 @@ class _Part:
     @contextmanager
     def opened(cls, path: Path, pause: Callable[[float], None]) -> Iterator["_Part"]:
         """Take up a part, or begin one. Two threads or processes never write to the same."""
-        with _taken(path, pause):
+        with _reserved(path, pause):
             while True:
                 with atomic.writing(path):
                     file = files.open_to_write(path, append=True)
                 with file:
                     if _locked(file):
                         part = cls(path, file)
-                        part._take_up(pause)
-                        if _is_still(file, path):
+                        part._resume(pause)
+                        if _still_has_its_name(file, path):
                             yield part
                             return
                 # Not open while it is waited for, or Windows would not let it be renamed.
@@ -240,17 +240,17 @@ class _Part:
         self._sha256.update(content)
         self.bytes += len(content)
 
-    def prove(self, file: SourceShard) -> None:
-        """Raise _OtherContent if this is not the file."""
+    def verify(self, file: SourceShard) -> None:
+        """Raise _ContentMismatch if this is not the file."""
         found = self._sha256.hexdigest()
         if self.bytes != file.bytes:
-            raise _OtherContent(f"there are {self.bytes:,} bytes, not {file.bytes:,}")
+            raise _ContentMismatch(f"there are {self.bytes:,} bytes, not {file.bytes:,}")
         if file.sha256 not in (None, found):
-            raise _OtherContent(f"the sha256 is {found}, not {file.sha256}")
+            raise _ContentMismatch(f"the sha256 is {found}, not {file.sha256}")
         # What was hashed is what we wrote. Where there are no locks, another process may have written too.
         written = os.fstat(self._file.fileno()).st_size
         if written != self.bytes:
-            raise _OtherContent(f"there are {written:,} bytes on the disk, not {file.bytes:,}")
+            raise _ContentMismatch(f"there are {written:,} bytes on the disk, not {file.bytes:,}")
 
     def restart(self) -> None:
         """Throw everything away."""
@@ -286,7 +286,7 @@ class _Part:
                 return False
         return True
 
-    def _take_up(self, pause: Callable[[float], None]) -> None:
+    def _resume(self, pause: Callable[[float], None]) -> None:
         self._file.seek(0)
         while content := self._file.read(_READ_BYTES):
             self._sha256.update(content)
@@ -295,21 +295,21 @@ class _Part:
 
 
 @contextmanager
-def _taken(path: Path, pause: Callable[[float], None]) -> Iterator[None]:
+def _reserved(path: Path, pause: Callable[[float], None]) -> Iterator[None]:
     """Have a part for this thread alone during the block; wait for another that has it."""
-    while not _take(path):
+    while not _reserve(path):
         pause(_LOOK_SECONDS)
     try:
         yield
     finally:
-        _TAKEN.discard(path)
+        _IN_USE.discard(path)
 
 
-def _take(path: Path) -> bool:
-    with _TAKING:
-        if path in _TAKEN:
+def _reserve(path: Path) -> bool:
+    with _IN_USE_LOCK:
+        if path in _IN_USE:
             return False
-        _TAKEN.add(path)
+        _IN_USE.add(path)
         return True
 
 
@@ -325,7 +325,7 @@ def _locked(file: io.FileIO) -> bool:
     return True
 
 
-def _is_still(file: io.FileIO, path: Path) -> bool:
+def _still_has_its_name(file: io.FileIO, path: Path) -> bool:
     """Tell whether the open file has its name still; whoever had the lock may have published it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())

@@ -17,19 +17,19 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fwconvert.hub.client import client
-from fwconvert.hub.retry import Passing
+from fwconvert.hub.retry import TransientError
 
 _MOST_REDIRECTS = 20
 # So little is read to its end, for the sake of the connection; otherwise that is given up.
 _LITTLE_BYTES = 64 * 2**10
 # Pieces of at most 64 KiB that came and wait for whoever asked.
-_MOST_WAITING = 16
+_QUEUE_LENGTH = 16
 # The client's own limit comes first: it says what was waited for.
 _SPARE_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
 
 
-class Reply:
+class Response:
     """A server's answer: its status and its headers are there, its content comes."""
 
     def __init__(self, response: Any, chunks: Iterator[bytes]) -> None:
@@ -40,7 +40,7 @@ class Reply:
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the content as it was sent, piece by piece; raise Passing if nothing comes for too long."""
+        """Yield the content as it was sent, piece by piece; TransientError if it stalls."""
         return self._chunks
 
     @property
@@ -56,39 +56,39 @@ class Reply:
 
 
 @contextmanager
-def opened(session: Any, url: str, headers: Mapping[str, str], seconds: float) -> Iterator[Reply]:
-    """Ask for `url`; yield the answer. No wait is longer than `seconds`, or Passing is raised."""
-    asking = _Asking(session, seconds)
-    asking.ask(url, {**headers, "Accept-Encoding": "identity"})
+def request(session: Any, url: str, headers: Mapping[str, str], seconds: float) -> Iterator[Response]:
+    """Ask for `url`; yield the answer. No wait is longer than `seconds`, or TransientError is raised."""
+    exchange = _Exchange(session, seconds)
+    exchange.send(url, {**headers, "Accept-Encoding": "identity"})
     try:
-        yield Reply(asking.response(), asking.chunks())
+        yield Response(exchange.response(), exchange.chunks())
     finally:
-        asking.left_alone.set()
+        exchange.abandoned.set()
 
 
-class _LeftAlone(Exception):
-    """Nobody waits for the answer any more."""
+class _Abandoned(Exception):
+    """Nobody waits for the response any more."""
 
 
-class _Asking(threading.Thread):
+class _Exchange(threading.Thread):
     """The thread of a request. It hands over the headers, the content, and None; or what went wrong."""
 
     def __init__(self, session: Any, seconds: float) -> None:
         super().__init__(name="exchange", daemon=True)
-        self.left_alone = threading.Event()
+        self.abandoned = threading.Event()
         # Set while only the server can keep us waiting: neither a slow name server nor a busy pool counts.
-        self._listening = threading.Event()
+        self._server_is_due = threading.Event()
         self._session, self._seconds = session, seconds
-        self._came: queue.Queue[object] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[object] = queue.Queue(_QUEUE_LENGTH)
 
-    def ask(self, url: str, headers: Mapping[str, str]) -> None:
+    def send(self, url: str, headers: Mapping[str, str]) -> None:
         """Begin; raise what is wrong with the address."""
-        how = {"timeout": self._seconds, "extensions": {"trace": self._follow}}
+        how = {"timeout": self._seconds, "extensions": {"trace": self._trace}}
         self._request = self._session.build_request("GET", url, headers=headers, **how)
         try:
             self.start()
         except RuntimeError:
-            raise Passing("this machine has no room for another thread") from None
+            raise TransientError("cannot start another thread on this machine") from None
 
     def response(self) -> Any:
         """Return the answer as soon as its headers are there."""
@@ -108,36 +108,34 @@ class _Asking(threading.Thread):
         if isinstance(came, foreseen):
             raise came
         # A header that the client's own libraries cannot read, such as a length of 5,000 digits.
-        raise Passing(f"the server's answer cannot be read ({type(came).__name__})")
+        raise TransientError(f"the server's response cannot be parsed ({type(came).__name__})")
 
     def _wait(self) -> object:
         waited = 0.0
         while True:
             try:
-                return self._came.get(timeout=_LOOK_SECONDS)
+                return self._queue.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                waited = waited + _LOOK_SECONDS if self._listening.is_set() else 0.0
+                waited = waited + _LOOK_SECONDS if self._server_is_due.is_set() else 0.0
                 if waited > self._seconds + _SPARE_SECONDS:
-                    raise Passing(
-                        f"the server keeps us waiting for more than {self._seconds:.0f} s"
-                    ) from None
+                    raise TransientError(f"the server did not respond within {self._seconds:.0f} s") from None
 
     def run(self) -> None:
         """Ask, and hand over what comes until nobody wants it."""
         try:
             response = self._answer()
             try:
-                self._hand_over(response)
+                self._put(response)
                 for chunk in response.iter_raw():
-                    self._hand_over(chunk)
+                    self._put(chunk)
             finally:
                 response.close()
-            self._hand_over(None)
-        except _LeftAlone:
+            self._put(None)
+        except _Abandoned:
             pass
         except Exception as error:  # noqa: BLE001  # raised again where it is waited for
-            with suppress(_LeftAlone):
-                self._hand_over(error)
+            with suppress(_Abandoned):
+                self._put(error)
 
     def _answer(self) -> Any:
         """Return the answer to the request, or to the last of those to which it leads."""
@@ -147,32 +145,32 @@ class _Asking(threading.Thread):
             request = response.next_request
             if request is None:
                 return response
-            _give_up(response)
-            if self.left_alone.is_set():
-                raise _LeftAlone
+            _drain_or_close(response)
+            if self.abandoned.is_set():
+                raise _Abandoned
             if request.url.scheme not in {"http", "https"}:
                 raise client().httpx.RemoteProtocolError(
-                    "the server sends us to something that is no web address"
+                    "the server redirects to something that is not a web address"
                 )
-        raise client().httpx.TooManyRedirects(f"the server sends us on more than {_MOST_REDIRECTS} times")
+        raise client().httpx.TooManyRedirects(f"the server redirects more than {_MOST_REDIRECTS} times")
 
-    def _follow(self, event: str, _: object) -> None:
+    def _trace(self, event: str, _: object) -> None:
         """Note what the client does just now."""
         if event.endswith("receive_response_headers.started"):
-            self._listening.set()
+            self._server_is_due.set()
         elif event.endswith(("connect_tcp.started", "send_request_headers.started")):
-            self._listening.clear()
+            self._server_is_due.clear()
 
-    def _hand_over(self, thing: object) -> None:
-        while not self.left_alone.is_set():
+    def _put(self, thing: object) -> None:
+        while not self.abandoned.is_set():
             try:
-                return self._came.put(thing, timeout=_LOOK_SECONDS)
+                return self._queue.put(thing, timeout=_LOOK_SECONDS)
             except queue.Full:
                 continue
-        raise _LeftAlone
+        raise _Abandoned
 
 
-def _give_up(response: Any) -> None:
+def _drain_or_close(response: Any) -> None:
     """Have done with an answer of which only the headers matter."""
     length = response.headers.get("Content-Length", "")
     if length.isascii() and length.isdecimal() and len(length) < 10 and int(length) <= _LITTLE_BYTES:

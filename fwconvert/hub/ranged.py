@@ -10,24 +10,24 @@ from functools import lru_cache
 
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Passing, Patience, patiently
+from fwconvert.hub.retry import Retry, TransientError, with_retries
 from fwconvert.recipes import SourceShard
 
 # A row group of FineWeb-Edu has some 3 MB of packed text.
 _BLOCK = 2**20
 _BLOCKS_KEPT = 16
 # A person is waiting.
-_PATIENCE_SECONDS = 8.0
+_RETRY_SECONDS = 8.0
 
 
 class RangedFile(io.RawIOBase):
     """A file of a dataset, read by ranges; bytes that were read lately are remembered."""
 
-    def __init__(self, dataset: Dataset, file: SourceShard, patience: Patience | None = None) -> None:
+    def __init__(self, dataset: Dataset, file: SourceShard, retry: Retry | None = None) -> None:
         self._dataset = dataset
         self._file = file
         self._position = 0
-        self._patience = patience or Patience(_PATIENCE_SECONDS, threading.Event(), lambda _: None)
+        self._retry = retry or Retry(_RETRY_SECONDS, threading.Event(), lambda _: None)
         self._block = lru_cache(_BLOCKS_KEPT)(self._ask)
 
     def readable(self) -> bool:
@@ -62,15 +62,15 @@ class RangedFile(io.RawIOBase):
     def _ask(self, number: int) -> bytes:
         begin = number * _BLOCK
         end = min(begin + _BLOCK, self._file.bytes)
-        found = patiently(lambda: self._range(begin, end), self._file.path, self._patience)
-        self._patience.progress()
+        found = with_retries(lambda: self._range(begin, end), self._file.path, self._retry)
+        self._retry.progress()
         return found
 
     def _range(self, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to `end`; raise Passing if fewer come."""
+        """Return the bytes from `begin` to `end`; raise TransientError if fewer come."""
         found = bytearray()
-        with self._dataset.opened(self._file.path, begin, end) as answer:
-            if answer.nothing or answer.total not in (None, self._file.bytes):
+        with self._dataset.open_range(self._file.path, begin, end) as answer:
+            if answer.is_past_end or answer.total not in (None, self._file.bytes):
                 raise SourceError(
                     message(
                         "the file on the hub has another size",
@@ -81,8 +81,8 @@ class RangedFile(io.RawIOBase):
             if answer.begin != begin:
                 raise HubError(message("the server sends no parts of files", file=self._file.path))
             for part in answer:
-                self._patience.came(len(part), self._file.path)
+                self._retry.received(len(part), self._file.path)
                 found += part
                 if len(found) >= end - begin:
                     return bytes(found[: end - begin])
-        raise Passing("the answer ended too early")
+        raise TransientError("the answer ended too early")

@@ -1,12 +1,11 @@
-"""Patience with a network: what may pass is tried again, longer and longer, as long as there is hope.
+"""Retries with exponential backoff, for as long as there is progress (`--patience` is the time without).
 
-Progress resets the patience, and it is counted in bytes: 256 of them for each
-second of the patience. The slowest line that anybody fetches gigabytes over
-brings more than ten times that; a server that lets a byte drip every second
-brings less, and is given up when the patience is over, as one that is silent.
-Nor need bytes come steadily: 150 KB anywhere in ten minutes will do. What a
-server asks us to wait is not held against it, up to ten times the patience.
-All waits end at once when the user wishes to stop.
+Progress is counted in bytes: 256 for each second of the patience. The slowest
+line that anybody downloads gigabytes over is more than ten times as fast; a
+server that trickles a byte a second is slower, and is given up like one that is
+silent. Bytes need not come steadily: 150 KB anywhere in ten minutes will do.
+The time that a server asks us to wait (Retry-After) does not count, up to ten
+times the patience. All waits end at once when the user asks to stop.
 """
 
 import math
@@ -25,110 +24,109 @@ Found = TypeVar("Found")
 _LONGEST_BACKOFF = 60.0
 # The hub counts requests over five minutes, so it never has reason to ask for more.
 _LONGEST_ASKED_WAIT = 300.0
-_MOST_ASKED_PATIENCES = 10
+_MAX_ASKED_PATIENCES = 10
 _SHORTEST_WAIT = 0.5
-_LEAST_RATE = 256
-_LEAST_BYTES_AT_MOST = 2**20
+_MIN_RATE = 256
+_MAX_MIN_BYTES = 2**20
 
 
-class Passing(Exception):  # Not an error yet: it is endured or becomes a HubError
-    """Trouble that may pass. `wait`: for how many seconds the server asked us to stay away."""
+class TransientError(Exception):  # Internal: a retry succeeds, or it becomes a HubError.
+    """A failure that may pass. `retry_after`: for how many seconds the server asked us to wait."""
 
-    def __init__(self, reason: str, wait: float | None = None) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
-        self.wait = wait
+        self.retry_after = retry_after
 
 
-class Patience:
-    """Goes on trying as long as something comes, and for a while if nothing does.
+class Retry:
+    """When to retry one download or request, and when to give up: after `seconds` without progress.
 
-    One for each thing that is wanted. `tell` is given a line when the wait is
-    long enough for a person to wonder. `most`: for how many seconds in all,
-    whatever comes.
+    `notice` is given a line when a wait is long enough for a person to wonder.
+    `deadline` is the number of seconds after which it ends in any case.
     """
 
     def __init__(
-        self, seconds: float, stop: threading.Event, tell: Callable[[str], None], most: float = math.inf
+        self, seconds: float, stop: threading.Event, notice: Callable[[str], None], deadline: float = math.inf
     ) -> None:
         self.stop = stop
-        self._ends = time.monotonic() + most
+        self._ends = time.monotonic() + deadline
         self._seconds = seconds
-        self._tell = tell
-        # So many bytes are progress.
-        self._least = max(1.0, min(_LEAST_RATE * seconds, _LEAST_BYTES_AT_MOST))
+        self._notice = notice
+        # This many bytes are progress.
+        self._least = max(1.0, min(_MIN_RATE * seconds, _MAX_MIN_BYTES))
         self.progress()
 
     def progress(self) -> None:
-        """Something came that is worth the wait."""
+        """Start counting anew: enough has arrived."""
         self._failures = 0
         self._new = 0
-        # For how many seconds servers asked us to stay away; that is not held against them.
+        # How long servers asked us to wait, which does not count.
         self._asked = 0.0
         self._since = time.monotonic()
-        self._watch_anew()
+        self._restart_flow()
 
-    def came(self, size: int, what: str, *, new: bool = True) -> None:
-        """So many bytes came; raise HubError if all that comes is a drip.
+    def received(self, size: int, what: str, *, new: bool = True) -> None:
+        """Count bytes that arrived; raise HubError if they only trickle in.
 
-        `new`: they are progress, and not only passed over to get at what is wanted.
+        Bytes that are not `new` are skipped to get at the rest, and are no progress.
         """
         self._flowed += size
         self._new += size if new else 0
         if self._new >= self._least:
             self.progress()
         elif self._flowed >= self._least:
-            self._watch_anew()
+            self._restart_flow()
         elif time.monotonic() - self._flowing > self._seconds:
             raise HubError(
                 message(
-                    f"the hub sends next to nothing: {self._flowed:,} bytes in {self._seconds:,.0f} s",
-                    "look at the network, then run the same command again: it goes on where it stopped",
+                    f"the download is too slow: {self._flowed:,} bytes in {self._seconds:,.0f} s",
+                    "check the network, then run the same command again to continue",
                     wanted=what,
                     endpoint=endpoint(),
-                    wanted_at_least=f"{self._least:,.0f} bytes in that time",
+                    minimum=f"{self._least:,.0f} bytes in that time",
                 )
             )
 
-    def _watch_anew(self) -> None:
+    def _restart_flow(self) -> None:
         self._flowed, self._flowing = 0, time.monotonic()
 
-    def look(self, what: str) -> None:
-        """Raise Stopped if the user wishes to stop, HubError if all the time is over."""
+    def check(self, what: str) -> None:
+        """Raise Stopped if the user asked to stop, HubError if the deadline has passed."""
         if self.stop.is_set():
             raise Stopped("stopped by the user")
         self._check_time(what)
 
     def _check_time(self, what: str, seconds: float = 0.0) -> None:
         if time.monotonic() + seconds > self._ends:
-            raise HubError(message("the hub takes too long", wanted=what, endpoint=endpoint()))
+            raise HubError(message("the hub is taking too long", wanted=what, endpoint=endpoint()))
 
-    def endure(self, trouble: Passing, what: str) -> None:
-        """Wait before the next try, or raise HubError if nothing has come for too long."""
+    def wait_or_raise(self, error: TransientError, what: str) -> None:
+        """Wait before the next attempt, or raise HubError if there was no progress for too long."""
         self._failures += 1
         waited = time.monotonic() - self._since
         too_long = waited - self._asked > self._seconds and self._failures > 1
-        most_asked = max(_LONGEST_ASKED_WAIT, _MOST_ASKED_PATIENCES * self._seconds)
+        most_asked = max(_LONGEST_ASKED_WAIT, _MAX_ASKED_PATIENCES * self._seconds)
         if too_long or self._asked > most_asked:
             raise HubError(
                 message(
-                    f"nothing has come from the hub for {waited:,.0f} s, after {self._failures} tries",
-                    "look at the network, then run the same command again: it goes on where it stopped",
+                    f"no progress with the hub for {waited:,.0f} s, after {self._failures} attempts",
+                    "check the network, then run the same command again to continue",
                     wanted=what,
                     endpoint=endpoint(),
-                    last_trouble=trouble,
+                    last_error=error,
                 )
             )
-        seconds = self._pause(trouble)
+        seconds = self._pause(error)
         if seconds >= 4:
-            self._tell(f"{what}: {trouble}; next try in {seconds:.0f} s")
+            self._notice(f"{what}: {error}; retrying in {seconds:.0f} s")
         self._check_time(what, seconds)
         if self.stop.wait(seconds):
             raise Stopped("stopped by the user")
-        self._watch_anew()
+        self._restart_flow()
 
-    def _pause(self, trouble: Passing) -> float:
-        if trouble.wait is not None:
-            seconds = min(max(trouble.wait, _SHORTEST_WAIT), _LONGEST_ASKED_WAIT)
+    def _pause(self, error: TransientError) -> float:
+        if error.retry_after is not None:
+            seconds = min(max(error.retry_after, _SHORTEST_WAIT), _LONGEST_ASKED_WAIT)
             self._asked += seconds
             return seconds
         # Less than full, at random: a cluster that was cut off together must not come back together.
@@ -137,17 +135,17 @@ class Patience:
         return share * min(longest, max(1.0, self._seconds / 4))
 
 
-def patiently(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
-    """Return what `ask` returns, in the end. Raises Stopped as soon as the user wishes."""
+def with_retries(ask: Callable[[], Found], what: str, retry: Retry) -> Found:
+    """Return what `ask` returns, retrying transient errors. Raises Stopped as soon as the user asks."""
     while True:
         try:
-            return _stoppable(ask, what, patience)
-        except Passing as trouble:
-            patience.endure(trouble, what)
+            return _interruptible(ask, what, retry)
+        except TransientError as error:
+            retry.wait_or_raise(error, what)
 
 
-def _stoppable(ask: Callable[[], Found], what: str, patience: Patience) -> Found:
-    """Call `ask` in a thread that is left alone if it takes longer than the user wants to wait."""
+def _interruptible(ask: Callable[[], Found], what: str, retry: Retry) -> Found:
+    """Call `ask` in a thread that is abandoned if the user asks to stop."""
     answer: Future[Found] = Future()
 
     def work() -> None:
@@ -158,5 +156,5 @@ def _stoppable(ask: Callable[[], Found], what: str, patience: Patience) -> Found
 
     threading.Thread(target=work, name="ask", daemon=True).start()
     while not wait([answer], 0.1).done:
-        patience.look(what)
+        retry.check(what)
     return answer.result()

@@ -19,7 +19,7 @@ from fwconvert.shards.passages import passages as passages_of
 from fwconvert.shards.stream import DocumentSpan, StreamReader
 from fwconvert.store import layout, run_manifest
 from fwconvert.store.base import Store
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.tokens import registry
@@ -43,7 +43,7 @@ class RunReader:
     """The run in a folder."""
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.store = self.folder = RunFolder(Path(out))
+        self.store = LocalStore(Path(out))
         self.manifest: RunManifest = read_manifest(self.store)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()

@@ -192,7 +192,7 @@ def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
         yield Problem(name, "is not in the run manifest")
     for name in found.foreign:
         yield Problem(name, "is not of this run, but a trainer would take it for a part of it")
-    for name in sorted(store.list(layout.TEMPORARY)):
+    for name in sorted(store.list(layout.TEMPORARY, folders=True)):
         yield Problem(f"{layout.TEMPORARY}/{name}", "was left behind by a crash")
     yield from _receipt_problems(store, manifest)
 

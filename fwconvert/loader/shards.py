@@ -30,7 +30,6 @@ from fwconvert.recipes import TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
 from fwconvert.store import layout, run_manifest, sessions
 from fwconvert.store.base import Store
-from fwconvert.store.folder import RunFolder
 from fwconvert.store.layout import Split
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
@@ -153,7 +152,7 @@ def find(selection: Selection) -> Shards:
 
 def of_run(selection: Selection, known: Shards | None = None) -> Shards:
     """Return the shards of a run as of now; those that are `known` already are not looked at again."""
-    manifest = run_manifest.read(RunFolder(selection.store.root))
+    manifest = run_manifest.read(selection.store)
     complete = manifest.headline.complete
     if not (complete or selection.partial or selection.follow):
         raise UsageError(
@@ -298,7 +297,7 @@ class Waiting:
         )
 
     def _deserted(self) -> NotReady:
-        past = sessions.all_of(RunFolder(self.store.root))
+        past = sessions.all_of(self.store)
         return NotReady(
             message(
                 "nobody is making this run any more, and it is not complete",

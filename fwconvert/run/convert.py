@@ -16,7 +16,7 @@ from pathlib import Path
 from fwconvert import machine
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Patience, patiently
+from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.job.orders import ConvertOrder, JoinOrder, Ready, RunContext, SourceFile
 from fwconvert.options import Options
 from fwconvert.processes import ProcessLimits
@@ -132,13 +132,13 @@ def _with_sources(recipe: Recipe, store: Store, given: Environment) -> Recipe:
         notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
         seconds = given.options.patience
         # However slowly it comes, a list must end.
-        retry = Patience(seconds, given.stop.event, notice, most=10 * seconds)
+        retry = Retry(seconds, given.stop.event, notice, deadline=10 * seconds)
         dataset = Dataset(source.dataset, source.revision)
 
         def came(size: int) -> None:
-            retry.came(size, source.dataset)
+            retry.received(size, source.dataset)
 
-        files = patiently(lambda: dataset.files(source.folder, came), source.dataset, retry)
+        files = with_retries(lambda: dataset.files(source.folder, came), source.dataset, retry)
     for line in request.differences(source, files):
         notice(line)
     return request.with_files(recipe, files)

@@ -17,7 +17,7 @@ import msgspec
 from fwconvert import formats, records
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
-from fwconvert.hub.retry import Patience
+from fwconvert.hub.retry import Retry
 from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported, Ready
@@ -222,7 +222,7 @@ class FinishedRun(Input):
         workers = max(1, min(options.worker_count, len(files)))
         return estimate_needs(unlimited, self.sizes(), workers, counted=tokens)
 
-    def open_footer(self, source: SourceShard, patience: Patience) -> None:  # noqa: ARG002
+    def open_footer(self, source: SourceShard, retry: Retry) -> None:  # noqa: ARG002
         """Ask for no column: all were there when the run was made."""
         return
 

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from fwconvert import files
 from fwconvert.errors import SourceError
-from fwconvert.hub.retry import Patience
+from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
@@ -80,7 +80,7 @@ class Input(Protocol):
         """Return what a run of the recipe will need."""
         return estimate_needs(recipe, self.sizes(), workers_at_once(recipe, options))
 
-    def open_footer(self, source: SourceShard, patience: Patience) -> Readable | None:  # noqa: ARG002
+    def open_footer(self, source: SourceShard, retry: Retry) -> Readable | None:  # noqa: ARG002
         """Return the file of a source, to read its footer; None if no column is needed from it."""
         place = self.location(source)
         return place, str(place)

@@ -17,9 +17,9 @@ from typing import Self
 from fwconvert.errors import HubError, SourceError, Stopped
 from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.download import Fetching
+from fwconvert.hub.download import Download
 from fwconvert.hub.ranged import RangedFile
-from fwconvert.hub.retry import Patience
+from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, SourceFile, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
@@ -138,13 +138,13 @@ class Prefetch(Input):
         fetched = every if self._keep is not None else workers + options.prefetch_count
         return estimate_needs(recipe, {}, workers, fetched)
 
-    def open_footer(self, source: SourceShard, patience: Patience) -> Readable:
+    def open_footer(self, source: SourceShard, retry: Retry) -> Readable:
         """Return the file if it is here, or a view of the remote one by ranges."""
         place = self.location(source)
         # In a folder of the user's something else may lie there.
         if place.is_file() and place.stat().st_size == source.bytes:
             return place, str(place)
-        return RangedFile(self._remote, source, patience), f"{self._remote.name}/{source.path}"
+        return RangedFile(self._remote, source, retry), f"{self._remote.name}/{source.path}"
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:
         """Yield each order when its file is there and proven.
@@ -154,7 +154,7 @@ class Prefetch(Input):
         """
         self._remove_others(orders)
         self._is_wanted, self._waiting = is_wanted, deque(orders)
-        fetching = Fetching(
+        fetching = Download(
             self._remote,
             self._terms.retry_seconds,
             self._stop,
@@ -241,7 +241,7 @@ class Prefetch(Input):
             if entry.name not in needed:
                 atomic.remove(entry)
 
-    def _fetch_all(self, fetching: Fetching) -> None:
+    def _fetch_all(self, fetching: Download) -> None:
         """Fetch one file after another, in a thread, while there is room."""
         while (order := self._next(fetching.stop)) is not None:
             item: ConvertOrder | Unfetched | BaseException

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
-from fwconvert.hub.retry import Patience
+from fwconvert.hub.retry import Retry
 from fwconvert.options import Options
 from fwconvert.processes import check_open_files
 from fwconvert.recipes import Recipe, Rules
@@ -215,11 +215,11 @@ def _check_columns(recipe: Recipe, inputs: Input, stop: threading.Event) -> None
     """
     from fwconvert.sources import footers  # noqa: PLC0415  # loads pyarrow
 
-    patience = Patience(_RETRY_SECONDS, stop, lambda _: None, most=_MOST_SECONDS)
+    retry = Retry(_RETRY_SECONDS, stop, lambda _: None, deadline=_MOST_SECONDS)
     files = recipe.source.files
     unfit: list[ColumnError] = []
     for file in files[:: -(-len(files) // _MOST_FOOTERS) or 1]:
-        readable = inputs.open_footer(file, patience)
+        readable = inputs.open_footer(file, retry)
         if readable is None:
             return
         try:

@@ -64,8 +64,8 @@ def sidecar_parts(suffix: str, rules: Rules, spans: Spans) -> Iterator[bytes]:
 
 
 def _megatron_index(rules: Rules, spans: Spans) -> Iterator[bytes]:
-    kind, count = _MEGATRON_TYPES[rules.token_bytes], len(spans)
-    yield struct.pack("<9sQBQQ", b"MMIDIDX", 1, kind, count, count + 1)
+    type_code, count = _MEGATRON_TYPES[rules.token_bytes], len(spans)
+    yield struct.pack("<9sQBQQ", b"MMIDIDX", 1, type_code, count, count + 1)
     for begins, ends in spans:
         yield (ends - begins).astype("<i4").tobytes()
     for begins, _ in spans:

@@ -10,15 +10,15 @@ import msgspec
 from fwconvert import records
 from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Patience, patiently
+from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.sources import catalog, parquet
 from fwconvert.store import atomic
 
 # A person is waiting, so less than a run has.
-_PATIENCE_SECONDS = 60.0
+_RETRY_SECONDS = 60.0
 # For all of a list, however it comes.
-_MOST_SECONDS = 10 * _PATIENCE_SECONDS
+_MOST_SECONDS = 10 * _RETRY_SECONDS
 
 
 def pin(
@@ -45,8 +45,8 @@ def pin(
             raise UsageError(message("a local folder has neither PATH nor --revision", folder=given))
         pinned = _pin_local(given, notice, stop)
     elif given.count("/") == 1 and is_dataset(given):
-        patience = Patience(_PATIENCE_SECONDS, stop, notice, most=_MOST_SECONDS)
-        pinned = _pin_hub(given, path.strip("/"), revision or "main", patience)
+        retry = Retry(_RETRY_SECONDS, stop, notice, deadline=_MOST_SECONDS)
+        pinned = _pin_hub(given, path.strip("/"), revision or "main", retry)
     else:
         raise UsageError(
             message(
@@ -83,12 +83,12 @@ def write(manifest: SourceManifest, path: Path) -> None:
     atomic.replace(path.absolute(), records.lines(records.fields(named)))
 
 
-def _pin_hub(name: str, folder: str, revision: str, patience: Patience) -> SourceManifest:
+def _pin_hub(name: str, folder: str, revision: str, retry: Retry) -> SourceManifest:
     def came(size: int) -> None:
-        patience.came(size, name)
+        retry.received(size, name)
 
-    commit = patiently(lambda: Dataset(name, revision).commit(came), name, patience)
-    files = patiently(lambda: Dataset(name, commit).files(folder, came), name, patience)
+    commit = with_retries(lambda: Dataset(name, revision).commit(came), name, retry)
+    files = with_retries(lambda: Dataset(name, commit).files(folder, came), name, retry)
     return SourceManifest(name, name, commit, folder, files, _totals(files))
 
 

@@ -116,11 +116,12 @@ class Store(Protocol):
         """Return the size of a file, or None if there is none; files.Refused if it is not regular."""
         ...
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str, *, folders: bool = False) -> Iterator[str]:
         """Yield the names of the files in a folder, without the folder's, in no order.
 
-        Folders in it are left out, a folder that is missing has no files, and there may be a
-        million that somebody else put there. NotADirectoryError if the run's own folder is none.
+        A folder that is missing has no files, and there may be a million that somebody else put
+        there. Folders in it are left out, unless `folders` asks for them: one may lie where a file
+        belongs. NotADirectoryError if the run's own folder is none.
         """
         ...
 
@@ -225,5 +226,8 @@ def count(store: Store, folder: str) -> int:
 
 
 def record_names(store: Store, folder: str) -> Iterator[str]:
-    """Yield the names of the records in a folder, without the folder's, in no order."""
-    return (name for name in store.list(folder) if name.endswith(".json"))
+    """Yield the names of the records in a folder, without the folder's, in no order.
+
+    Whatever has the name of a record counts as one: if it cannot be read, it is a damaged one.
+    """
+    return (name for name in store.list(folder, folders=True) if name.endswith(".json"))

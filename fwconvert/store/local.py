@@ -128,12 +128,12 @@ class LocalStore:
         found = self.state(name)
         return None if found is None else found.bytes
 
-    def list(self, folder: str) -> Iterator[str]:
-        """Yield the names of what is in a folder and is no folder itself."""
+    def list(self, folder: str, *, folders: bool = False) -> Iterator[str]:
+        """Yield the names of what is in a folder; of folders only if asked for."""
         try:
             with os.scandir(self.local(folder)) as entries:
                 for entry in entries:
-                    if not _is_folder(entry):
+                    if folders or not _is_folder(entry):
                         yield entry.name
         except FileNotFoundError:
             return

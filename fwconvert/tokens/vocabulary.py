@@ -22,7 +22,7 @@ from pathlib import Path
 from fwconvert import files
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
-from fwconvert.hub.retry import Passing
+from fwconvert.hub.retry import TransientError
 from fwconvert.store import atomic
 from fwconvert.tokens.spec import TokenizerSpec
 
@@ -222,16 +222,21 @@ def _downloaded(url: str) -> bytes:
     api = client.client()
     found, ends = bytearray(), time.monotonic() + _MOST_SECONDS
     try:
-        with http.opened(client.plain_session(), url, {}, _CALL_SECONDS) as reply:
-            if reply.status != 200 or reply.encoding:
-                raise OSError(f"the server answers {reply.status} {reply.encoding}".strip())
-            for part in reply:
+        with http.request(client.plain_session(), url, {}, _CALL_SECONDS) as response:
+            if response.status != 200 or response.encoding:
+                raise OSError(f"the server answers {response.status} {response.encoding}".strip())
+            for part in response:
                 found += part
                 if len(found) > MOST_TABLE_BYTES or time.monotonic() > ends:
                     raise OSError(
                         f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; no table is like that"
                     )
-    except (api.httpx.HTTPError, api.httpx.StreamError, Passing, api.errors.OfflineModeIsEnabled) as error:
+    except (
+        api.httpx.HTTPError,
+        api.httpx.StreamError,
+        TransientError,
+        api.errors.OfflineModeIsEnabled,
+    ) as error:
         raise OSError(f"{type(error).__name__}: {error}") from None
     return bytes(found)
 

@@ -80,7 +80,7 @@ def carry_out(order):
             stop.set()
 
     dataset = hub.Dataset(order["repo"], order["revision"])
-    fetching = download.Fetching(dataset, order["patience"], stop, count, told.append, order["keeps"])
+    fetching = download.Download(dataset, order["patience"], stop, count, told.append, order["keeps"])
     error = text = ""
     begin = time.monotonic()
     try:
@@ -580,7 +580,7 @@ def test_patience_ends_and_the_part_is_kept_for_the_next_time(case: Case) -> Non
     case.fault("close", after=100_000)
     case.fault("status", status=503, times=None)
     outcome = case.fails("HubError", case.hub.endpoint, case.file.path, "503", "again", patience=1)
-    assert "nothing has come" in outcome.text
+    assert "no progress" in outcome.text
     assert case.part.read_bytes() == case.content[:100_000]
 
 
@@ -872,4 +872,4 @@ def test_offline_mode_is_said_and_nothing_is_asked(case: Case, tmp_path: Path) -
 def test_a_server_that_is_down_is_said_with_its_address(case: Case, tmp_path: Path) -> None:
     with nobody() as endpoint:
         outcome = other_hub(case, endpoint, tmp_path)
-    assert_says(outcome, "HubError", "nothing has come", endpoint, case.file.path, "network", "again")
+    assert_says(outcome, "HubError", "no progress", endpoint, case.file.path, "network", "again")

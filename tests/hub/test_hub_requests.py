@@ -53,25 +53,25 @@ how, *questions = json.loads(sys.argv[1])
 hub._CALL_SECONDS = how["call_seconds"]
 retry._LONGEST_ASKED_WAIT = how["longest_asked_wait"]
 stop, told = threading.Event(), []
-endure = retry.Patience.endure
+endure = retry.Retry.wait_or_raise
 
 def enduring(self, trouble, what):
     if how["trouble"]:
         Path(how["trouble"]).touch()
     endure(self, trouble, what)
 
-retry.Patience.endure = enduring
+retry.Retry.wait_or_raise = enduring
 
 def answer(kind, repo, revision, *more):
     dataset = hub.Dataset(repo, revision)
     if kind == "commit":
-        return retry.patiently(dataset.commit, repo, retry.Patience(how["patience"], stop, told.append))
+        return retry.with_retries(dataset.commit, repo, retry.Retry(how["patience"], stop, told.append))
     if kind == "files":
         ask = lambda: dataset.files(*more)
-        found = retry.patiently(ask, repo, retry.Patience(how["patience"], stop, told.append))
+        found = retry.with_retries(ask, repo, retry.Retry(how["patience"], stop, told.append))
         return [[file.path, file.bytes, file.sha256] for file in found]
     file, folder = more
-    fetching = download.Fetching(dataset, how["patience"], stop, lambda size: None, told.append)
+    fetching = download.Download(dataset, how["patience"], stop, lambda size: None, told.append)
     fetching.fetch(SourceShard(*file), Path(folder) / file[0], Path(folder) / ".parts")
 
 for question in questions:
@@ -244,7 +244,7 @@ def test_a_server_that_stays_silent_is_given_up(
 ) -> None:
     hub.fault("hang", on="hub", times=None)
     (told,) = Asking(hub.endpoint, tmp_path, patience=2, call_seconds=1)(question)
-    told.assert_says("HubError", "nothing has come", REPO, hub.endpoint, "network", "again")
+    told.assert_says("HubError", "no progress", REPO, hub.endpoint, "network", "again")
 
 
 def test_a_server_that_comes_back_silent_is_given_up_too(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_server_that_comes_back_silent_is_given_up_too(tmp_path: Path) -> None
             over.set()
             listening.join()
     assert refused.exists()
-    told.assert_says("HubError", "nothing has come", endpoint, "ReadTimeout")
+    told.assert_says("HubError", "no progress", endpoint, "ReadTimeout")
 
 
 def test_a_listing_without_an_end_is_given_up(tmp_path: Path) -> None:
@@ -434,10 +434,10 @@ def test_a_timeout_that_the_client_cannot_read_is_a_mistake_of_the_user(
 def test_a_server_that_is_down_is_said_with_its_address(tmp_path: Path) -> None:
     with nobody() as endpoint:
         (told,) = Asking(endpoint, tmp_path, patience=1)(commit())
-    told.assert_says("HubError", "nothing has come", endpoint, REPO, "network", "again")
+    told.assert_says("HubError", "no progress", endpoint, REPO, "network", "again")
 
 
-# Patience
+# Retry
 
 
 PATIENCE = """
@@ -462,13 +462,13 @@ class Stop:
 
 def tried(seconds, *waits, progress=(), stop_at=None):
     stop, told = Stop(stop_at), []
-    patient = retry.Patience(seconds, stop, told.append)
+    patient = retry.Retry(seconds, stop, told.append)
     end = ""
     for number, wait in enumerate(waits):
         if number in progress:
             patient.progress()
         try:
-            patient.endure(retry.Passing(f"trouble {number}", wait), "the file")
+            patient.wait_or_raise(retry.TransientError(f"trouble {number}", wait), "the file")
         except (HubError, Stopped) as caught:
             end = f"{type(caught).__name__}: {caught}"
             break
@@ -476,18 +476,18 @@ def tried(seconds, *waits, progress=(), stop_at=None):
 
 def dripped(seconds, size, every, **how):
     # Return how long bytes come before they are too few; 1,000 s are long enough.
-    patient, begun = retry.Patience(seconds, Stop(), lambda _: None), now[0]
+    patient, begun = retry.Retry(seconds, Stop(), lambda _: None), now[0]
     try:
         while now[0] < begun + 1000:
             now[0] += every
-            patient.came(size, "the file", **how)
+            patient.received(size, "the file", **how)
     except HubError as caught:
         return [now[0] - begun, str(caught)]
     return [now[0] - begun, ""]
 
 def asked(status, **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return hub._asked_wait(client.client().httpx.Headers(named), status)
+    return hub._retry_after(client.client().httpx.Headers(named), status)
 
 def date(seconds):
     return formatdate(now[0] + seconds, usegmt=True)
@@ -559,7 +559,7 @@ def test_numbers_that_nobody_can_read_are_no_wait_that_never_ends(patience: dict
 def test_a_drip_is_given_up_with_the_patience_and_a_slow_line_is_not(patience: dict[str, Any]) -> None:
     seconds, said = patience["drip"]
     assert 10 < seconds < 11
-    for word in ("next to nothing", "the file", "2,560 bytes", "http://hub.example", "->"):
+    for word in ("too slow", "the file", "2,560 bytes", "http://hub.example", "->"):
         assert word in said
     assert patience["stream"] == [1000, ""]
     assert patience["bursts"][1] == ""
@@ -595,7 +595,7 @@ def test_progress_begins_the_backoff_anew_and_renews_the_patience(patience: dict
 
 def test_patience_ends_with_an_error_that_says_what_to_do(patience: dict[str, Any]) -> None:
     found = patience["end"]
-    assert found["end"].startswith("HubError: nothing has come")
+    assert found["end"].startswith("HubError: no progress")
     for word in ("the file", "trouble", "http://hub.example", "->", "again"):
         assert word in found["end"]
     assert 10 < sum(found["waits"]) < 20
@@ -615,7 +615,7 @@ def test_what_the_server_asks_for_is_not_held_against_it_up_to_a_ceiling(patienc
 
 def test_a_server_that_asks_for_ever_is_given_up_with_a_true_time(patience: dict[str, Any]) -> None:
     found = patience["asked for ever"]
-    assert found["end"].startswith("HubError: nothing has come")
+    assert found["end"].startswith("HubError: no progress")
     assert f"for {sum(found['waits']):,.0f} s" in found["end"]
 
 
@@ -682,7 +682,7 @@ def test_a_proxy_that_is_down_is_an_error_without_its_password(hub: HubServer, t
     with nobody() as endpoint:
         proxy = f"http://me:canary@{urlsplit(endpoint).netloc}"
         (told,) = Asking(hub.endpoint, tmp_path, patience=1)(commit(), HTTP_PROXY=proxy)
-    told.assert_says("HubError", "nothing has come", REPO)
+    told.assert_says("HubError", "no progress", REPO)
     assert hub.log == []
 
 

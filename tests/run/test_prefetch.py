@@ -13,7 +13,7 @@ import examples
 import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
-from fwconvert.hub.download import Fetching
+from fwconvert.hub.download import Download
 from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile, Unfetched
 from fwconvert.recipes import SourceShard
 from fwconvert.run.prefetch import Prefetch, Terms
@@ -30,7 +30,7 @@ class Gate:
     asked: list[str] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
 
-    def fetch(self, fetching: Fetching, file: SourceShard, place: Path, parts: Path) -> None:
+    def fetch(self, fetching: Download, file: SourceShard, place: Path, parts: Path) -> None:
         self.asked.append(file.path)
         while not self.opened.acquire(timeout=0.02):
             if fetching.stop.is_set():
@@ -47,10 +47,10 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
 
-    def fetch(fetching: Fetching, file: SourceShard, place: Path, parts: Path) -> None:
+    def fetch(fetching: Download, file: SourceShard, place: Path, parts: Path) -> None:
         made.fetch(fetching, file, place, parts)
 
-    monkeypatch.setattr(Fetching, "fetch", fetch)
+    monkeypatch.setattr(Download, "fetch", fetch)
     return made
 
 

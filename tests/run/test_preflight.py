@@ -97,14 +97,14 @@ class Unwaited(threading.Event):
 @pytest.mark.parametrize("trouble", ["an answer that does not come", "a server that asks for a minute"])
 def test_a_look_is_over_in_time(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "endpoint", lambda: "https://example.org")
-    patient = retry.Patience(99, Unwaited(), lambda _: None, most=0.2)
+    patient = retry.Retry(99, Unwaited(), lambda _: None, deadline=0.2)
     over = threading.Event()
 
     def ask() -> None:
         if "asks" in trouble:
-            raise retry.Passing("the server answers 429", 60)
+            raise retry.TransientError("the server answers 429", 60)
         over.wait()
 
     with pytest.raises(HubError, match="too long"):
-        retry.patiently(ask, "a footer", patient)
+        retry.with_retries(ask, "a footer", patient)
     over.set()

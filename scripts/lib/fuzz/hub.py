@@ -8,7 +8,7 @@ from typing import Any
 from fwconvert.errors import FwconvertError
 from fwconvert.hub.client import client
 from fwconvert.hub.dataset import Dataset
-from fwconvert.hub.retry import Passing
+from fwconvert.hub.retry import TransientError
 
 _NAME, _FILE = "owner/name", "data/000_00000.parquet"
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,7 +38,7 @@ def listing(_scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         hub.body = data
-        with suppress(FwconvertError, Passing):
+        with suppress(FwconvertError, TransientError):
             return Dataset(_NAME, "main").commit()
         return Dataset(_NAME, _COMMIT).files("data")
 
@@ -61,7 +61,7 @@ def headers(_scratch: Path) -> Callable[[bytes], object]:
             try:
                 reader()
                 has_read = True
-            except (FwconvertError, Passing) as error:
+            except (FwconvertError, TransientError) as error:
                 refused = error
         if refused is not None and not has_read:
             raise refused
@@ -71,7 +71,7 @@ def headers(_scratch: Path) -> Callable[[bytes], object]:
 
 
 def _download(dataset: Dataset, begin: int) -> int:
-    with dataset.opened(_FILE, begin) as answer:
+    with dataset.open_range(_FILE, begin) as answer:
         pieces: Iterator[bytes] = iter(answer)
         return sum(len(piece) for piece, _ in zip(pieces, range(_MOST_PIECES), strict=False))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from fuzz import files, folder, hub, mutate
 from fuzz.mutate import Mutator
 from fwconvert.errors import FwconvertError
-from fwconvert.hub.retry import Passing
+from fwconvert.hub.retry import TransientError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEEDS = REPOSITORY / "tests" / "hostile" / "seeds"
@@ -131,7 +131,7 @@ TARGETS = {
             "a page of the hub's list of files",
             hub.listing,
             mutate.json_text,
-            (FwconvertError, Passing),
+            (FwconvertError, TransientError),
             (b'"path"', b'"type"', b'"file"', b'"lfs"', b'"oid"', b'"size"', b".parquet"),
         ),
         Target(
@@ -139,7 +139,7 @@ TARGETS = {
             "status and headers of the hub's answers",
             hub.headers,
             mutate.header_lines,
-            (FwconvertError, Passing),
+            (FwconvertError, TransientError),
             (b"Content-Range: bytes ", b"Retry-After: ", b"RateLimit: ", b"Link: ", b"Content-Length: "),
         ),
         Target("parquet", "a source file: footer, rows, text", files.parquet, mutate.parquet),
