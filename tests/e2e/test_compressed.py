@@ -246,6 +246,6 @@ def test_an_export_is_not_gone_on_with_by_another_zstd(run_of: Callable[..., Pat
 
 def _manifest(out: Path) -> Any:
     from fwconvert.store import run_manifest  # noqa: PLC0415
-    from fwconvert.store.folder import RunFolder  # noqa: PLC0415
+    from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
-    return run_manifest.read(RunFolder(out))
+    return run_manifest.read(LocalStore(out))

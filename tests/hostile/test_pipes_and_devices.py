@@ -20,7 +20,7 @@ from planted import Plant, posix
 from runner import PRIVATE
 
 from fwconvert.store import layout, saved_recipe
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Receipt
 from fwconvert.tokens import vocabulary
 
@@ -267,15 +267,15 @@ def test_a_pipe_is_not_hashed_though_a_forged_receipt_tells_its_size(
     """A pipe has no bytes; a receipt that says so, and whose digest fits, has impossible numbers."""
     out = Path(shutil.copytree(runs[False], tmp_path / "out"))
     runner.cut_off(out)
-    folder = RunFolder(out)
-    path = min(folder.receipts.iterdir())
+    folder = LocalStore(out)
+    path = min(folder.local(layout.RECEIPTS).iterdir())
     made = receipt_files.read(path, Receipt, saved_recipe.read_plan(folder).recipe_id)
     if what == "tail":
         forged = replace(made, tail=replace(made.tail, bytes=0))
-        replaced(folder.tail(layout.job_key(made.path)), planted.pipe, tmp_path)
+        replaced(folder.local(layout.tail(layout.job_key(made.path))), planted.pipe, tmp_path)
     else:
         forged = replace(made, shards=(replace(made.shards[0], bytes=0), *made.shards[1:]))
-        replaced(folder.shard(made.shards[0].name), planted.pipe, tmp_path)
+        replaced(folder.local(made.shards[0].name), planted.pipe, tmp_path)
     receipt_files.write(forged, path)
 
     again = ("--version", sources.pinned, "--source", sources.folder, *RECIPE, "--out", out)

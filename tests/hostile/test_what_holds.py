@@ -23,8 +23,8 @@ from hub_faults import Answer, Body, Exchange, Faults, Origin, Request
 from hub_server import COMMIT, REPO
 
 from fwconvert import records
-from fwconvert.store import saved_recipe
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, saved_recipe
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 RUN = Path(__file__).parent / "run"
@@ -186,26 +186,26 @@ def test_no_mutated_footer_ends_a_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def run(tmp_path: Path) -> LocalStore:
     """A finished run beside which something precious lies."""
     shutil.copytree(RUN, tmp_path / "run")
     (tmp_path / "run" / "precious.bin").write_bytes(b"precious")
-    return RunFolder(tmp_path / "run" / "out")
+    return LocalStore(tmp_path / "run" / "out")
 
 
-def gone_on(run: RunFolder) -> bounded.Ended:
-    words = ("--source", run.path.parent / "sources", "--out", run.path, "--workers", 1)
+def gone_on(run: LocalStore) -> bounded.Ended:
+    words = ("--source", run.root.parent / "sources", "--out", run.root, "--workers", 1)
     return bounded.run(*words, "--tokenizer", "bytes", "--shard-tokens", 300)
 
 
-def assert_untouched(run: RunFolder, whole: dict[str, str]) -> None:
-    assert (run.path.parent / "precious.bin").read_bytes() == b"precious"
-    assert {path.name for path in run.path.parent.iterdir()} == {"out", "sources", "tails", "precious.bin"}
-    assert runner.tree(run.path) == whole
+def assert_untouched(run: LocalStore, whole: dict[str, str]) -> None:
+    assert (run.root.parent / "precious.bin").read_bytes() == b"precious"
+    assert {path.name for path in run.root.parent.iterdir()} == {"out", "sources", "tails", "precious.bin"}
+    assert runner.tree(run.root) == whole
 
 
-def test_the_kept_run_is_one_that_the_program_has_nothing_to_add_to(run: RunFolder) -> None:
-    whole = runner.tree(run.path)
+def test_the_kept_run_is_one_that_the_program_has_nothing_to_add_to(run: LocalStore) -> None:
+    whole = runner.tree(run.root)
 
     ended = gone_on(run)
 
@@ -217,17 +217,17 @@ def test_the_kept_run_is_one_that_the_program_has_nothing_to_add_to(run: RunFold
 @pytest.mark.parametrize("way", ["../precious.bin", "index/../../precious.bin", "ABSOLUTE"])
 @pytest.mark.parametrize("kind", [Receipt, JoinReceipt])
 def test_receipts_that_lead_outside_touch_nothing_there_and_are_made_again(
-    run: RunFolder, way: str, kind: type[Receipt] | type[JoinReceipt]
+    run: LocalStore, way: str, kind: type[Receipt] | type[JoinReceipt]
 ) -> None:
-    whole, recipe_id = runner.tree(run.path), saved_recipe.read_plan(run).recipe_id
-    name = way.replace("ABSOLUTE", str(run.path.parent / "precious.bin"))
+    whole, recipe_id = runner.tree(run.root), saved_recipe.read_plan(run).recipe_id
+    name = way.replace("ABSOLUTE", str(run.root.parent / "precious.bin"))
     made: Receipt | JoinReceipt
     if kind is Receipt:
-        path = min(run.receipts.iterdir())
+        path = min(run.local(layout.RECEIPTS).iterdir())
         job = receipt_files.read(path, Receipt, recipe_id)
         made = msgspec.structs.replace(job, shards=(msgspec.structs.replace(job.shards[0], name=name),))
     else:
-        path = min(run.joins.iterdir())
+        path = min(run.local(layout.JOINS).iterdir())
         join = receipt_files.read(path, JoinReceipt, recipe_id)
         made = msgspec.structs.replace(join, shard=msgspec.structs.replace(join.shard, name=name))
     receipt_files.write(made, path)  # Sealed, as who means ill would do it.
@@ -239,16 +239,16 @@ def test_receipts_that_lead_outside_touch_nothing_there_and_are_made_again(
     assert_untouched(run, whole)
 
 
-def test_a_run_manifest_that_leads_outside_reads_nothing_there(run: RunFolder) -> None:
-    found = json.loads(run.manifest.read_text("utf-8"))
+def test_a_run_manifest_that_leads_outside_reads_nothing_there(run: LocalStore) -> None:
+    found = json.loads(run.local(layout.MANIFEST).read_text("utf-8"))
     found["shards"][0]["name"] = "../precious.bin"
-    run.manifest.write_bytes(records.encode(found))
+    run.local(layout.MANIFEST).write_bytes(records.encode(found))
 
     for words in (
-        ("verify", run.path),
-        ("show", run.path, "precious"),
-        ("trace", run.path, "precious.bin:0"),
+        ("verify", run.root),
+        ("show", run.root, "precious"),
+        ("trace", run.root, "precious.bin:0"),
     ):
         ended = bounded.run(*words)
         assert ended.code != 0, ended.said
-    assert (run.path.parent / "precious.bin").read_bytes() == b"precious"
+    assert (run.root.parent / "precious.bin").read_bytes() == b"precious"

@@ -16,7 +16,6 @@ from fwconvert.job.reporter import NoReporter
 from fwconvert.options import Encoder
 from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet
-from fwconvert.store.folder import RunFolder
 from fwconvert.store.local import LocalStore
 from fwconvert.tokens.gigatoken import FastTokenizer
 from fwconvert.tokens.tokenizer import Encoded
@@ -25,7 +24,7 @@ pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this 
 
 
 def order_for(path: Path, encoder: Encoder, threads: int = 1) -> ConvertOrder:
-    RunFolder(path.parent).make()
+    LocalStore(path.parent).prepare()
     context = RunContext(str(path.parent), "id", rules_with(), "session", encoder, threads)
     return ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, SourceFile(str(path)))
 

@@ -13,8 +13,7 @@ from fwconvert.errors import NotReady
 from fwconvert.loader import Loader
 from fwconvert.loader import shards as loader_shards
 from fwconvert.loader.shards import Waiting
-from fwconvert.store import sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, sessions
 from fwconvert.store.local import LocalStore
 
 
@@ -39,17 +38,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def folder(tmp_path: Path) -> LocalStore:
     """Return the folder of a run at which somebody worked."""
-    made = RunFolder(tmp_path)
-    made.make()
-    with LocalStore(made.path, "first").lock():
+    made = LocalStore(tmp_path)
+    made.prepare()
+    with LocalStore(made.root, "first").lock():
         pass
     return made
 
 
-def waiting(folder: RunFolder, timeout: float | None = None) -> Waiting:
-    return Waiting(folder.store, timeout, poll=5)
+def waiting(folder: LocalStore, timeout: float | None = None) -> Waiting:
+    return Waiting(folder, timeout, poll=5)
 
 
 def at(clock: Clock, seconds: float) -> Callable[[], bool]:
@@ -60,7 +59,7 @@ def at(clock: Clock, seconds: float) -> Callable[[], bool]:
 @pytest.mark.parametrize("timeout", [None, 3600])
 @pytest.mark.parametrize("outcome", ["2 jobs failed", ""])
 def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
-    folder: RunFolder, clock: Clock, outcome: str, timeout: float | None
+    folder: LocalStore, clock: Clock, outcome: str, timeout: float | None
 ) -> None:
     past = sessions.new()
     sessions.write(folder, sessions.ended(past, outcome) if outcome else past)
@@ -72,8 +71,8 @@ def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
     assert clock.now == 60
 
 
-def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: Clock) -> None:
-    lock = LocalStore(folder.path, "second").lock()
+def test_what_was_made_before_everybody_left_is_seen(folder: LocalStore, clock: Clock) -> None:
+    lock = LocalStore(folder.root, "second").lock()
 
     def leaves_at_once() -> bool:
         if clock.now < 1000:
@@ -85,8 +84,8 @@ def test_what_was_made_before_everybody_left_is_seen(folder: RunFolder, clock: C
     assert clock.now == 1000
 
 
-def test_a_run_that_is_being_made_is_waited_for(folder: RunFolder, clock: Clock) -> None:
-    with LocalStore(folder.path, "second").lock():
+def test_a_run_that_is_being_made_is_waited_for(folder: LocalStore, clock: Clock) -> None:
+    with LocalStore(folder.root, "second").lock():
         waiting(folder).until(at(clock, 10_000))
         with pytest.raises(NotReady, match=r"(?s)nothing new.*100"):
             waiting(folder, timeout=100).until(lambda: False)
@@ -95,9 +94,9 @@ def test_a_run_that_is_being_made_is_waited_for(folder: RunFolder, clock: Clock)
 
 @pytest.mark.parametrize("lock", ["", "pid 7 on host elsewhere, session s\n", None])
 def test_a_run_of_which_nobody_knows_who_makes_it_is_waited_for(
-    folder: RunFolder, clock: Clock, lock: str | None
+    folder: LocalStore, clock: Clock, lock: str | None
 ) -> None:
-    path = folder.private / "lock"
+    path = folder.local(layout.PRIVATE) / "lock"
     path.unlink()
     if lock is not None:
         path.write_text(lock)
@@ -105,12 +104,12 @@ def test_a_run_of_which_nobody_knows_who_makes_it_is_waited_for(
     waiting(folder).until(at(clock, 10_000))
 
 
-def test_a_session_that_begins_within_a_minute_is_waited_for(folder: RunFolder, clock: Clock) -> None:
+def test_a_session_that_begins_within_a_minute_is_waited_for(folder: LocalStore, clock: Clock) -> None:
     locks: list[AbstractContextManager[object]] = []
 
     def begins() -> bool:
         if clock.now == 50:
-            locks.append(LocalStore(folder.path, "second").lock())
+            locks.append(LocalStore(folder.root, "second").lock())
         return clock.now >= 10_000
 
     waiting(folder).until(begins)

@@ -13,7 +13,7 @@ from fwconvert.run import preflight
 from fwconvert.run.convert import convert
 from fwconvert.run.estimate import Needs
 from fwconvert.run.prefetch import open_input
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 SIZES = [500, 100, 300, 200, 400]
 FILES = tuple(SourceShard(f"{at}.parquet", size * 1_000_000, "ab" * 32) for at, size in enumerate(SIZES))
@@ -25,7 +25,7 @@ def options(**changes: Any) -> Options:
 
 
 def estimate_of(recipe: Recipe, chosen: Options) -> Needs:
-    return open_input(recipe, chosen, RunFolder(Path("out"))).estimate(recipe, chosen)
+    return open_input(recipe, chosen, LocalStore(Path("out"))).estimate(recipe, chosen)
 
 
 def test_fetched_sources_need_room_for_the_largest_that_can_lie_there_together() -> None:
@@ -56,7 +56,7 @@ def room(monkeypatch: pytest.MonkeyPatch, free: dict[Path, int]) -> None:
 
 
 def check(recipe: Recipe, chosen: Options, out: Path) -> None:
-    folder = RunFolder(out)
+    folder = LocalStore(out)
     preflight.check_disk(folder, recipe, chosen, open_input(recipe, chosen, folder))
 
 

@@ -7,14 +7,14 @@ from examples import RECIPE
 
 from fwconvert.options import Options
 from fwconvert.run.prefetch import open_input
-from fwconvert.store import saved_recipe
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, saved_recipe
+from fwconvert.store.local import LocalStore
 
 
 @pytest.mark.parametrize("option", ["root", "keep_source"])
 def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.make()
+    folder = LocalStore(tmp_path / "run")
+    folder.prepare()
     here = tmp_path / "here"
     inputs = {
         "root": open_input(RECIPE.at(here), Options(), folder),
@@ -27,23 +27,23 @@ def test_the_place_of_the_sources_is_kept_for_later(option: str, tmp_path: Path)
 
 
 def test_sources_that_are_fetched_and_removed_leave_no_hint(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.make()
+    folder = LocalStore(tmp_path / "run")
+    folder.prepare()
 
     saved_recipe.save_source_root(folder, open_input(RECIPE, Options(), folder).root)
 
     assert saved_recipe.read_source_root(folder) is None
-    assert not folder.places.exists()
+    assert not folder.local(layout.PLACES).exists()
 
 
 def test_a_hint_that_is_right_is_not_written_again(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.make()
+    folder = LocalStore(tmp_path / "run")
+    folder.prepare()
     saved_recipe.save_source_root(folder, tmp_path)
-    before = folder.places.stat().st_mtime_ns
+    before = folder.local(layout.PLACES).stat().st_mtime_ns
 
     saved_recipe.save_source_root(folder, tmp_path)
-    assert folder.places.stat().st_mtime_ns == before
+    assert folder.local(layout.PLACES).stat().st_mtime_ns == before
 
     saved_recipe.save_source_root(folder, tmp_path / "other")
     assert saved_recipe.read_source_root(folder) == tmp_path / "other"

@@ -29,7 +29,7 @@ from fwconvert.run import scheduler
 from fwconvert.run.engines import Progress
 from fwconvert.run.engines.local import LocalEngine
 from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
 
 CONTEXT = RunContext("out", "id", RULES, "session")
@@ -575,8 +575,8 @@ def test_an_engine_without_slots_is_an_error_and_no_endless_wait(witness: Witnes
 
 @pytest.fixture
 def local_engine(tmp_path: Path) -> Iterator[LocalEngine]:
-    folder = RunFolder(tmp_path / "out")
-    folder.make()
+    folder = LocalStore(tmp_path / "out")
+    folder.prepare()
     with LocalEngine(1) as engine:
         yield engine
 

@@ -19,7 +19,7 @@ from fwconvert.run.convert import convert
 from fwconvert.run.request import recipe as make_recipe
 from fwconvert.run.resume import Found, find_done
 from fwconvert.store import layout, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 # Documents of these many tokens (the text and its EOT), and what becomes of them in shards of 100 tokens:
@@ -35,7 +35,7 @@ FIRST_JOINED, SECOND_JOINED = (f"edu_fineweb_train_0000{len(SOURCES)}_00{number}
 
 @dataclass(frozen=True)
 class Run:
-    folder: RunFolder
+    folder: LocalStore
     recipe: Recipe
 
     def look(self, unclean: set[str] | None = None) -> Found:
@@ -47,16 +47,16 @@ class Run:
         return only.id
 
     def receipt(self, source: str) -> Path:
-        return self.folder.receipt(layout.job_key(source))
+        return self.folder.local(layout.receipt(layout.job_key(source)))
 
     def withdrawn(self, found: Found) -> list[Path]:
         return [self.folder.local(name) for name in found.withdrawn]
 
     def tail(self, source: str) -> Path:
-        return self.folder.tail(layout.job_key(source))
+        return self.folder.local(layout.tail(layout.job_key(source)))
 
     def tail_index(self, source: str) -> Path:
-        return self.folder.tail_index(layout.job_key(source))
+        return self.folder.local(layout.tail_index(layout.job_key(source)))
 
 
 def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> Run:
@@ -70,7 +70,7 @@ def convert_corpus(base: Path, sources: dict[str, list[int]], poison: bool) -> R
     recipe = make_recipe(source=str(root), tokenizer="bytes", shard_tokens=100, last="keep")
     result = convert(recipe, base / "out", Options(workers=2, check_disk=False))
     assert result.complete is not poison
-    return Run(RunFolder(base / "out"), recipe)
+    return Run(LocalStore(base / "out"), recipe)
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,8 @@ def unjoined_once(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def copy_of(run: Run, place: Path) -> Run:
-    shutil.copytree(run.folder.path, place)
-    return Run(RunFolder(place), run.recipe)
+    shutil.copytree(run.folder.root, place)
+    return Run(LocalStore(place), run.recipe)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_the_tails_of_a_finished_run_are_covered_and_gone(finished: Run) -> None
 
     assert tails == {0: 60, 1: 30, 2: 0, 3: 50}
     assert all(found.covered[at] == tokens for at, tokens in tails.items())
-    assert list(finished.folder.tails.iterdir()) == []
+    assert list(finished.folder.local(layout.TAILS).iterdir()) == []
 
 
 def test_an_unjoined_run_is_believed_with_its_tails(unjoined: Run) -> None:
@@ -156,7 +156,7 @@ def test_an_unjoined_run_is_believed_with_its_tails(unjoined: Run) -> None:
     assert list(found.jobs) == list(SOURCES)
     assert (found.joins, found.withdrawn, found.problems) == ({}, [], [])
     assert not found.covered
-    kept = {path.name for path in unjoined.folder.tails.iterdir()}
+    kept = {path.name for path in unjoined.folder.local(layout.TAILS).iterdir()}
     assert kept == {
         place(source).name
         for source in ("a.parquet", "b.parquet", "d.parquet")
@@ -165,11 +165,11 @@ def test_an_unjoined_run_is_believed_with_its_tails(unjoined: Run) -> None:
 
 
 def test_looking_changes_nothing(finished: Run) -> None:
-    (finished.folder.path / FIRST_JOINED).unlink()
+    (finished.folder.root / FIRST_JOINED).unlink()
     flip_last_bit(finished.receipt("c.parquet"))
 
     def state() -> dict[str, tuple[bytes, int]]:
-        files = (path for path in finished.folder.path.rglob("*") if path.is_file())
+        files = (path for path in finished.folder.root.rglob("*") if path.is_file())
         return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     before = state()
@@ -179,7 +179,7 @@ def test_looking_changes_nothing(finished: Run) -> None:
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path: Path) -> None:
-    assert find_done(RunFolder(tmp_path / "missing"), finished.recipe) == Found()
+    assert find_done(LocalStore(tmp_path / "missing"), finished.recipe) == Found()
 
 
 @visible
@@ -187,7 +187,7 @@ def test_a_run_that_has_not_begun_has_nothing_to_believe(finished: Run, tmp_path
 def test_a_job_with_a_damaged_shard_is_done_again(
     finished: Run, damage: Callable[[Path], object], shard: str
 ) -> None:
-    damage(finished.folder.shard(shard))
+    damage(finished.folder.local(shard))
 
     found = finished.look()
 
@@ -197,7 +197,7 @@ def test_a_job_with_a_damaged_shard_is_done_again(
 
 @visible
 def test_a_job_with_a_damaged_index_is_done_again(finished: Run, damage: Callable[[Path], object]) -> None:
-    index = finished.folder.shard_index("edu_fineweb_train_00002_001.bin")
+    index = finished.folder.local(layout.index("edu_fineweb_train_00002_001.bin"))
     damage(index)
 
     assert_withdrawn(finished.look(), finished, {"c.parquet"}, index.name)
@@ -215,7 +215,7 @@ def test_damage_that_no_size_shows_is_noticed_after_a_session_was_cut_off(finish
 
 
 def test_a_file_that_was_written_to_after_its_receipt_is_hashed(finished: Run) -> None:
-    flip_last_bit(finished.folder.shard("edu_fineweb_train_00003_000.bin"))
+    flip_last_bit(finished.folder.local("edu_fineweb_train_00003_000.bin"))
 
     found = finished.look({"another session"})
 
@@ -223,7 +223,7 @@ def test_a_file_that_was_written_to_after_its_receipt_is_hashed(finished: Run) -
 
 
 def test_a_file_that_is_only_newer_than_its_receipt_is_found_right(finished: Run) -> None:
-    shard = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    shard = finished.folder.local("edu_fineweb_train_00003_000.bin")
     shard.touch()
 
     found = finished.look()
@@ -234,7 +234,7 @@ def test_a_file_that_is_only_newer_than_its_receipt_is_found_right(finished: Run
 
 
 def test_damage_that_neither_size_nor_time_shows_is_noticed_if_everything_is_hashed(finished: Run) -> None:
-    shard = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    shard = finished.folder.local("edu_fineweb_train_00003_000.bin")
     before = shard.stat()
     flip_last_bit(shard)
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -256,7 +256,7 @@ def test_hashing_stops_when_somebody_wants_it_to(finished: Run) -> None:
 def test_hashing_tells_how_far_it_is(finished: Run) -> None:
     told: list[tuple[int, int]] = []
     find_done(finished.folder, finished.recipe, rehash=True, tick=lambda *far: told.append(far))
-    sizes = [path.stat().st_size for path in finished.folder.path.rglob("edu_fineweb_*") if path.is_file()]
+    sizes = [path.stat().st_size for path in finished.folder.root.rglob("edu_fineweb_*") if path.is_file()]
 
     assert told
     assert max(everything for _, everything in told) <= sum(sizes)
@@ -267,17 +267,17 @@ def test_hashing_tells_how_far_it_is(finished: Run) -> None:
 def test_a_damaged_joined_shard_takes_the_jobs_with_it_whose_tails_are_gone(
     finished: Run, damage: Callable[[Path], object]
 ) -> None:
-    damage(finished.folder.shard(FIRST_JOINED))
+    damage(finished.folder.local(FIRST_JOINED))
 
     found = finished.look()
 
     assert_withdrawn(found, finished, {"a.parquet", "b.parquet", "d.parquet"}, FIRST_JOINED)
-    assert finished.folder.join(FIRST_JOINED) in finished.withdrawn(found)
+    assert finished.folder.local(layout.join_receipt(FIRST_JOINED)) in finished.withdrawn(found)
     assert list(found.joins) == [SECOND_JOINED]
 
 
 def test_a_job_that_gave_nothing_to_a_damaged_joined_shard_is_still_done(finished: Run) -> None:
-    finished.folder.shard(SECOND_JOINED).unlink()
+    finished.folder.local(SECOND_JOINED).unlink()
 
     found = finished.look()
 
@@ -286,7 +286,7 @@ def test_a_job_that_gave_nothing_to_a_damaged_joined_shard_is_still_done(finishe
 
 
 def test_a_damaged_index_of_a_joined_shard_counts_like_the_shard(finished: Run) -> None:
-    index = finished.folder.shard_index(FIRST_JOINED)
+    index = finished.folder.local(layout.index(FIRST_JOINED))
     flip_last_bit(index)
 
     sources = {"a.parquet", "b.parquet", "d.parquet"}
@@ -294,14 +294,14 @@ def test_a_damaged_index_of_a_joined_shard_counts_like_the_shard(finished: Run) 
 
 
 def test_a_damaged_joined_shard_of_a_session_that_was_cut_off_is_noticed(finished: Run) -> None:
-    flip_last_bit(finished.folder.shard(SECOND_JOINED))
+    flip_last_bit(finished.folder.local(SECOND_JOINED))
 
     assert_withdrawn(finished.look({finished.session}), finished, {"d.parquet"}, SECOND_JOINED)
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\0" * 500, b"{}"])
 def test_a_damaged_receipt_of_a_joined_shard_is_withdrawn(finished: Run, spoil: bytes) -> None:
-    path = finished.folder.join(SECOND_JOINED)
+    path = finished.folder.local(layout.join_receipt(SECOND_JOINED))
     path.write_bytes(spoil)
 
     found = finished.look()
@@ -312,7 +312,7 @@ def test_a_damaged_receipt_of_a_joined_shard_is_withdrawn(finished: Run, spoil: 
 
 
 def test_a_missing_receipt_of_a_joined_shard_leaves_its_tails_uncovered(finished: Run) -> None:
-    finished.folder.join(FIRST_JOINED).unlink()
+    finished.folder.local(layout.join_receipt(FIRST_JOINED)).unlink()
 
     found = finished.look()
 
@@ -340,7 +340,7 @@ def test_a_receipt_of_another_recipe_is_withdrawn(finished: Run) -> None:
     assert found.jobs == {}
     assert found.joins == {}
     assert set(finished.withdrawn(found)) == {finished.receipt(source) for source in SOURCES} | {
-        finished.folder.join(name) for name in (FIRST_JOINED, SECOND_JOINED)
+        finished.folder.local(layout.join_receipt(name)) for name in (FIRST_JOINED, SECOND_JOINED)
     }
     assert all("another recipe" in problem for problem in found.problems)
 
@@ -388,8 +388,8 @@ def test_damage_to_a_tail_that_no_size_shows_is_noticed_before_it_is_joined(
 
 
 def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) -> None:
-    finished.folder.shard("edu_fineweb_train_00002_000.bin").unlink()
-    cut = finished.folder.shard("edu_fineweb_train_00003_000.bin")
+    finished.folder.local("edu_fineweb_train_00002_000.bin").unlink()
+    cut = finished.folder.local("edu_fineweb_train_00003_000.bin")
     cut.write_bytes(cut.read_bytes()[:1000])
 
     assert finished.look().problems == [
@@ -402,7 +402,9 @@ def test_what_is_wrong_is_told_once_for_each_file_and_in_words(finished: Run) ->
 
 def test_join_receipts_say_where_every_token_comes_from(finished: Run) -> None:
     first, second = (
-        receipt_files.read(finished.folder.join(name), JoinReceipt, finished.recipe.recipe_id)
+        receipt_files.read(
+            finished.folder.local(layout.join_receipt(name)), JoinReceipt, finished.recipe.recipe_id
+        )
         for name in (FIRST_JOINED, SECOND_JOINED)
     )
 

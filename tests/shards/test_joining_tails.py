@@ -20,7 +20,8 @@ from fwconvert.job.orders import JoinOrder, RunContext
 from fwconvert.job.tails import joined_pieces
 from fwconvert.recipes import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Absorbed, Segment
 
 LAYOUTS: tuple[Layout, ...] = ("independent", "contiguous")
@@ -189,14 +190,18 @@ def test_sizes_beyond_32_bits_are_exact() -> None:
 
 
 def write_tail(
-    folder: RunFolder, key: str, rules: Rules, tokens: Sequence[int], documents: Sequence[tuple[int, int]]
+    folder: LocalStore, key: str, rules: Rules, tokens: Sequence[int], documents: Sequence[tuple[int, int]]
 ) -> None:
     """Write a tail by hand: 1,024 bytes that nobody reads here, the tokens; an index of starts and rows."""
     letter = "H" if rules.token_type == "uint16" else "I"
     entry = "<QI" if rules.layout == "contiguous" else "<II"
-    folder.tails.mkdir(parents=True, exist_ok=True)
-    folder.tail(key).write_bytes(b"\xee" * 1024 + struct.pack(f"<{len(tokens)}{letter}", *tokens))
-    folder.tail_index(key).write_bytes(b"".join(struct.pack(entry, start, row) for start, row in documents))
+    folder.local(layout.TAILS).mkdir(parents=True, exist_ok=True)
+    folder.local(layout.tail(key)).write_bytes(
+        b"\xee" * 1024 + struct.pack(f"<{len(tokens)}{letter}", *tokens)
+    )
+    folder.local(layout.tail_index(key)).write_bytes(
+        b"".join(struct.pack(entry, start, row) for start, row in documents)
+    )
 
 
 def order_for(shard: JoinedShard, rules: Rules) -> JoinOrder:
@@ -239,7 +244,7 @@ def test_joined_pieces_are_the_tails_concatenated_and_cut_with_their_documents(
     step: int,
 ) -> None:
     rules = rules_with(layout=layout, shard_tokens=shard_tokens, val_tokens=val_tokens, token_type=token_type)
-    folder = RunFolder(tmp_path_factory.mktemp("join"))
+    folder = LocalStore(tmp_path_factory.mktemp("join"))
     for source, tail in enumerate(made):
         documents = [(at, document[1]) for at, (_, document) in enumerate(tail) if document]
         if tail:  # An empty tail has no file.
@@ -253,7 +258,7 @@ def test_joined_pieces_are_the_tails_concatenated_and_cut_with_their_documents(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tails_module, "_STEP", step)
         for shard, part in zip(shards, wanted, strict=True):
-            pieces = list(joined_pieces(folder.store, order_for(shard, rules)))
+            pieces = list(joined_pieces(folder, order_for(shard, rules)))
             tokens = [token for piece in pieces for token in piece.tokens.tolist()]
             starts = [start for piece in pieces for start in piece.starts.tolist()]
             rows = [row for piece in pieces for row in piece.rows.tolist()]
@@ -270,11 +275,11 @@ def test_joined_pieces_are_the_tails_concatenated_and_cut_with_their_documents(
 def test_pieces_are_small_however_long_a_tail_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails_module, "_STEP", 10)
     rules = rules_with(shard_tokens=95)
-    folder = RunFolder(tmp_path)
+    folder = LocalStore(tmp_path)
     write_tail(folder, "key0", rules, range(95), [(0, 0)])
     (shard,) = joined_shards([95], rules)
 
-    sizes = [len(piece.tokens) for piece in joined_pieces(folder.store, order_for(shard, rules))]
+    sizes = [len(piece.tokens) for piece in joined_pieces(folder, order_for(shard, rules))]
 
     assert sizes == [10] * 9 + [5]
     assert list(accumulate(sizes))[-1] == 95
@@ -289,23 +294,24 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from pathlib import Path
         from examples import rules_with
         from fwconvert.job import worker
-        from fwconvert.store.folder import RunFolder
+        from fwconvert.store import layout
+        from fwconvert.store.local import LocalStore
         from fwconvert.job.orders import JoinOrder, RunContext
         from fwconvert.job.reporter import NoReporter
         from fwconvert.store.receipts import Segment
 
         rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")
-        folder, most = RunFolder(Path(sys.argv[1])), []
-        folder.make()
+        folder, most = LocalStore(Path(sys.argv[1])), []
+        folder.prepare()
         for tokens in (10**7, 2 * 10**8):
-            with folder.tail("key").open("wb") as file:
+            with folder.local(layout.tail("key")).open("wb") as file:
                 file.truncate(2 * tokens)
-            folder.tail_index("key").write_bytes(bytes(12))
-            context = RunContext(str(folder.path), "id", rules, "session")
+            folder.local(layout.tail_index("key")).write_bytes(bytes(12))
+            context = RunContext(str(folder.root), "id", rules, "session")
             order = JoinOrder(context, "train.bin", "train", (Segment(0, 0, 0, tokens),), ("key",))
             worker.join(order, NoReporter())
             most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        print((most[1] - most[0]) // 1024, (folder.path / "train.bin").stat().st_size)
+        print((most[1] - most[0]) // 1024, (folder.root / "train.bin").stat().st_size)
     """
     grown, size = child.run(code, tmp_path / "out", PYTHONPATH=os.pathsep.join(sys.path)).split()
     assert int(size) == 4 * 10**8
@@ -315,21 +321,21 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["tail", "tail_index"])
 def test_a_tail_that_is_gone_is_a_shard_error(tmp_path: Path, missing: str) -> None:
     rules = rules_with(shard_tokens=4)
-    folder = RunFolder(tmp_path)
+    folder = LocalStore(tmp_path)
     write_tail(folder, "key0", rules, [1, 2, 3, 4], [(0, 0)])
-    getattr(folder, missing)("key0").unlink()
+    folder.local(getattr(layout, missing)("key0")).unlink()
     (shard,) = joined_shards([4], rules)
 
     with pytest.raises(ShardError, match="key0"):
-        list(joined_pieces(folder.store, order_for(shard, rules)))
+        list(joined_pieces(folder, order_for(shard, rules)))
 
 
 def test_a_tail_with_fewer_tokens_than_its_segment_is_a_shard_error(tmp_path: Path) -> None:
     # A joined shard with fewer tokens than its header says would be wrong for ever: the tail is removed then.
     rules = rules_with(shard_tokens=4)
-    folder = RunFolder(tmp_path)
+    folder = LocalStore(tmp_path)
     write_tail(folder, "key0", rules, [1, 2, 3], [(0, 0)])
     (shard,) = joined_shards([4], rules)
 
     with pytest.raises(ShardError, match="key0"):
-        list(joined_pieces(folder.store, order_for(shard, rules)))
+        list(joined_pieces(folder, order_for(shard, rules)))

@@ -9,8 +9,8 @@ import pytest
 from examples import FILES, RECIPE
 
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.store import run_manifest
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, run_manifest
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, Segment, ShardLine, Tail
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.store.sessions import Session
@@ -45,9 +45,9 @@ def manifest() -> RunManifest:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path)
-    folder.make()
+def folder(tmp_path: Path) -> LocalStore:
+    folder = LocalStore(tmp_path)
+    folder.prepare()
     return folder
 
 
@@ -69,35 +69,35 @@ def test_an_unfinished_run_says_so_and_lists_what_is_done() -> None:
     assert [each.name for each in found.shards] == [TRAIN.name, VAL.name]
 
 
-def test_the_order_in_which_jobs_finished_does_not_matter(folder: RunFolder) -> None:
+def test_the_order_in_which_jobs_finished_does_not_matter(folder: LocalStore) -> None:
     written = set()
     for order in permutations(JOBS):
         jobs = {path: JOBS[path] for path in order}
         run_manifest.write(folder, run_manifest.build(RECIPE, jobs, JOINS, SESSIONS, complete=True))
-        written.add(folder.manifest.read_bytes())
+        written.add(folder.local(layout.MANIFEST).read_bytes())
 
     assert len(written) == 1
 
 
-def test_two_runs_agree_in_every_byte_but_the_sessions(folder: RunFolder) -> None:
+def test_two_runs_agree_in_every_byte_but_the_sessions(folder: LocalStore) -> None:
     run_manifest.write(folder, manifest())
-    one = folder.manifest.read_bytes()
+    one = folder.local(layout.MANIFEST).read_bytes()
     jobs = {
         path: msgspec.structs.replace(made, session="t", source_mtime_ns=8) for path, made in JOBS.items()
     }
     joins = {name: msgspec.structs.replace(made, session="t") for name, made in JOINS.items()}
     others = [Session("three", "today", "elsewhere", 5, 64, 2, "fast", {"python": "4"})]
     run_manifest.write(folder, run_manifest.build(RECIPE, jobs, joins, others, complete=True))
-    other = folder.manifest.read_bytes()
+    other = folder.local(layout.MANIFEST).read_bytes()
 
     assert one != other
     assert one.partition(b'"sessions"')[0] == other.partition(b'"sessions"')[0]
     assert one.partition(b'"sessions"')[1]
 
 
-def test_every_job_shard_source_and_session_has_a_line_of_its_own(folder: RunFolder) -> None:
+def test_every_job_shard_source_and_session_has_a_line_of_its_own(folder: LocalStore) -> None:
     run_manifest.write(folder, manifest())
-    lines = folder.manifest.read_text().splitlines()
+    lines = folder.local(layout.MANIFEST).read_text().splitlines()
 
     for name in (VAL.name, TRAIN.name, JOINED.name):
         assert sum(f'"name":"{name}"' in each for each in lines) == 1
@@ -108,13 +108,13 @@ def test_every_job_shard_source_and_session_has_a_line_of_its_own(folder: RunFol
     assert json.loads("\n".join(lines))["headline"]["tokens"] == 17
 
 
-def test_a_manifest_is_read_as_it_was_written(folder: RunFolder) -> None:
+def test_a_manifest_is_read_as_it_was_written(folder: LocalStore) -> None:
     run_manifest.write(folder, manifest())
 
     assert run_manifest.read(folder) == manifest()
 
 
-def test_a_manifest_gives_back_the_recipe(folder: RunFolder) -> None:
+def test_a_manifest_gives_back_the_recipe(folder: LocalStore) -> None:
     run_manifest.write(folder, manifest())
     found = run_manifest.read(folder)
 
@@ -126,12 +126,12 @@ def test_a_manifest_gives_back_the_recipe(folder: RunFolder) -> None:
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UsageError, match=r"manifest\.json"):
-            run_manifest.read(RunFolder(place))
+            run_manifest.read(LocalStore(place))
 
 
 @pytest.mark.parametrize("spoil", [b"", b"{}", b'{"format":"fwconvert run manifest 2"}'])
-def test_a_manifest_that_cannot_be_believed_is_refused(folder: RunFolder, spoil: bytes) -> None:
-    folder.manifest.write_bytes(spoil)
+def test_a_manifest_that_cannot_be_believed_is_refused(folder: LocalStore, spoil: bytes) -> None:
+    folder.local(layout.MANIFEST).write_bytes(spoil)
 
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         run_manifest.read(folder)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fwconvert.store import sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, sessions
+from fwconvert.store.local import LocalStore
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path)
-    folder.make()
+def folder(tmp_path: Path) -> LocalStore:
+    folder = LocalStore(tmp_path)
+    folder.prepare()
     return folder
 
 
@@ -34,7 +34,7 @@ def test_two_sessions_in_one_second_differ_and_their_ids_are_file_names() -> Non
     assert all(re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", each) for each in ids)
 
 
-def test_sessions_are_read_in_order_as_they_were_written(folder: RunFolder) -> None:
+def test_sessions_are_read_in_order_as_they_were_written(folder: LocalStore) -> None:
     past = [
         sessions.Session(f"2025010{day}T000000Z-000000", f"day {day}", "h", 1, 1, 1, "fast", {})
         for day in (3, 1, 2)
@@ -45,7 +45,7 @@ def test_sessions_are_read_in_order_as_they_were_written(folder: RunFolder) -> N
     assert [each.started for each in sessions.all_of(folder)] == ["day 1", "day 2", "day 3"]
 
 
-def test_an_end_replaces_the_record(folder: RunFolder) -> None:
+def test_an_end_replaces_the_record(folder: LocalStore) -> None:
     new = sessions.new(1)
     sessions.write(folder, new)
     sessions.write(folder, sessions.ended(new, "complete"))
@@ -56,10 +56,10 @@ def test_an_end_replaces_the_record(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\0" * 300, b"{}", b'{"format":"fwconvert session 2"}'])
-def test_a_session_whose_record_is_damaged_counts_as_cut_off(folder: RunFolder, spoil: bytes) -> None:
+def test_a_session_whose_record_is_damaged_counts_as_cut_off(folder: LocalStore, spoil: bytes) -> None:
     new = sessions.new(1)
     sessions.write(folder, sessions.ended(new, "complete"))
-    (folder.sessions / f"{new.id}.json").write_bytes(spoil)
+    (folder.local(layout.SESSIONS) / f"{new.id}.json").write_bytes(spoil)
 
     (found,) = sessions.all_of(folder)
     assert found.id == new.id
@@ -67,4 +67,4 @@ def test_a_session_whose_record_is_damaged_counts_as_cut_off(folder: RunFolder, 
 
 
 def test_a_folder_without_sessions_has_none(tmp_path: Path) -> None:
-    assert sessions.all_of(RunFolder(tmp_path / "missing")) == []
+    assert sessions.all_of(LocalStore(tmp_path / "missing")) == []

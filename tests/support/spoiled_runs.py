@@ -21,7 +21,7 @@ import runner
 from runner import PRIVATE
 
 from fwconvert import cli
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 
 CHOICES: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 2000}
 BAD = "01.parquet"
@@ -40,8 +40,8 @@ class Run:
         self.tree = tree
 
     @property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.out)
+    def folder(self) -> LocalStore:
+        return LocalStore(self.out)
 
 
 @dataclass(frozen=True)

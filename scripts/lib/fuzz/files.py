@@ -19,7 +19,7 @@ from fwconvert.shards import shard, zstd
 from fwconvert.sources import filters
 from fwconvert.sources import parquet as source
 from fwconvert.sources.filters import Sieve
-from fwconvert.store.folder import RunFolder
+from fwconvert.store.local import LocalStore
 from fwconvert.tokens import vocabulary
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
@@ -55,7 +55,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
         refused: FwconvertError | None = None
         for reader in (
             lambda: inputs.estimate(recipe, options),
-            lambda: preflight.check(RunFolder(scratch / "out"), recipe, options, inputs, never),
+            lambda: preflight.check(LocalStore(scratch / "out"), recipe, options, inputs, never),
             lambda: source.read_row(path, str(path), 0, "text"),
             lambda: source.read_row(path, str(path), 3, "text"),
             lambda: source.identity(path, 1),

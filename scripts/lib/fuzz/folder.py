@@ -29,8 +29,8 @@ from fwconvert.run.tracker import Tracker
 from fwconvert.shards.shard import header
 from fwconvert.sources import catalog
 from fwconvert.sources.demo import Corpus
-from fwconvert.store import receipts, run_manifest, saved_recipe, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, receipts, run_manifest, saved_recipe, sessions
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
 from fwconvert.tokens import vocabulary
 
@@ -62,9 +62,9 @@ class _Attempts:
             self.raise_if_any_refused()
 
 
-def _copy(scratch: Path) -> RunFolder:
+def _copy(scratch: Path) -> LocalStore:
     shutil.copytree(_RUN, scratch, dirs_exist_ok=True)
-    return RunFolder(scratch / "out")
+    return LocalStore(scratch / "out")
 
 
 def source_manifest(scratch: Path) -> Callable[[bytes], object]:
@@ -86,13 +86,13 @@ def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
     folder = _copy(scratch)
 
     def read(data: bytes) -> object:
-        folder.manifest.write_bytes(data)
+        folder.local(layout.MANIFEST).write_bytes(data)
         found = run_manifest.read(folder)
         with suppress(FwconvertError):
             found = msgspec.structs.replace(found, recipe_id=found.recipe().recipe_id)
-            folder.manifest.write_bytes(records.lines(records.fields(found)))
+            folder.local(layout.MANIFEST).write_bytes(records.lines(records.fields(found)))
         attempts = _Attempts()
-        attempts.attempt(lambda: status.status(folder.path))
+        attempts.attempt(lambda: status.status(folder.root))
         _read_run(folder, found.shards[:_SOME], attempts)
         attempts.raise_if_any_refused()
         return None
@@ -100,8 +100,8 @@ def run_manifest_file(scratch: Path) -> Callable[[bytes], object]:
     return read
 
 
-def _read_run(folder: RunFolder, lines: Sequence[ShardLine], attempts: _Attempts) -> None:
-    out, sources = folder.path, folder.path.parent / "sources"
+def _read_run(folder: LocalStore, lines: Sequence[ShardLine], attempts: _Attempts) -> None:
+    out, sources = folder.root, folder.root.parent / "sources"
     attempts.attempt(lambda: verify.verify(out, threads=1))
     attempts.attempt(lambda: export.Export(out, export.Changes()))
     attempts.attempt(lambda: show.numbered(out, 1))
@@ -124,13 +124,13 @@ def plan(scratch: Path) -> Callable[[bytes], object]:
     """Return what reads a plan, in a run without receipts: with them, the plan is made again."""
     folder, known = _copy(scratch), None
     known = saved_recipe.read_plan(folder)
-    shutil.rmtree(folder.receipts)
+    shutil.rmtree(folder.local(layout.RECEIPTS))
 
     def read(data: bytes) -> object:
         with suppress(FwconvertError):
             saved = records.decode(data, saved_recipe.SavedPlan, "plan")
             data = records.encode(msgspec.structs.replace(saved, recipe_id=saved.recipe.recipe_id))
-        folder.plan.write_bytes(data)
+        folder.local(layout.PLAN).write_bytes(data)
         attempts = _Attempts()
         for reader in (saved_recipe.read_plan, lambda at: status.status(at.path), saved_recipe.has_plan):
             attempts.attempt(lambda reader=reader: reader(folder))  # type: ignore[misc]
@@ -145,20 +145,20 @@ def plan(scratch: Path) -> Callable[[bytes], object]:
 def job_receipt(scratch: Path) -> Callable[[bytes], object]:
     """Return what resumes a run in which a job's receipt is the input; its tails are not joined yet."""
     folder = _copy(scratch)
-    shutil.copytree(scratch / "tails", folder.tails)
-    shutil.rmtree(folder.joins)
-    return _resumed(folder, min(folder.receipts.iterdir()), Receipt)
+    shutil.copytree(scratch / "tails", folder.local(layout.TAILS))
+    shutil.rmtree(folder.local(layout.JOINS))
+    return _resumed(folder, min(folder.local(layout.RECEIPTS).iterdir()), Receipt)
 
 
 def join_receipt(scratch: Path) -> Callable[[bytes], object]:
     """Return what resumes a run in which the receipt of a joined shard is the input."""
     folder = _copy(scratch)
-    return _resumed(folder, min(folder.joins.iterdir()), JoinReceipt)
+    return _resumed(folder, min(folder.local(layout.JOINS).iterdir()), JoinReceipt)
 
 
-def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
+def _resumed(folder: LocalStore, path: Path, kind: type[Receipt | JoinReceipt]) -> Callable[[bytes], object]:
     recipe, current = saved_recipe.read_plan(folder), sessions.new()
-    name = path.relative_to(folder.path).as_posix()
+    name = path.relative_to(folder.root).as_posix()
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
@@ -167,8 +167,8 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
             path.write_bytes(receipts.encode(made))
         attempts = _Attempts()
         attempts.attempt(lambda: receipts.read(folder, name, kind, recipe.recipe_id))  # type: ignore[type-var]
-        attempts.attempt(lambda: status.status(folder.path))
-        attempts.attempt(lambda: verify.verify(folder.path, threads=1))
+        attempts.attempt(lambda: status.status(folder.root))
+        attempts.attempt(lambda: verify.verify(folder.root, threads=1))
         attempts.attempt(lambda: _begin_session(folder, recipe, current))
         attempts.raise_if_any_refused()
         return None
@@ -176,10 +176,10 @@ def _resumed(folder: RunFolder, path: Path, kind: type[Receipt | JoinReceipt]) -
     return read
 
 
-def _begin_session(folder: RunFolder, recipe: Recipe, current: sessions.Session) -> object:
+def _begin_session(folder: LocalStore, recipe: Recipe, current: sessions.Session) -> object:
     """Find what is done of a run and what is left to join, as a session does; nothing is made."""
     state = RunState(recipe, current.id, resume.find_done(folder, recipe))
-    inputs = LocalFiles(recipe.source, folder.path.parent / "sources")
+    inputs = LocalFiles(recipe.source, folder.root.parent / "sources")
     tracker = Tracker(folder, state, inputs, SilentObserver(), StopSwitch())
     if state.missing:
         return tracker.manifest()
@@ -189,13 +189,18 @@ def _begin_session(folder: RunFolder, recipe: Recipe, current: sessions.Session)
 def small_records(scratch: Path) -> Callable[[bytes], object]:
     """Return what reads the input as each of the small records."""
     folder = _copy(scratch)
-    folder.make()
-    job = min(folder.receipts.iterdir()).name
-    loader = fwconvert.Loader(folder.path, seq_len=16, batch=1)
+    folder.prepare()
+    job = min(folder.local(layout.RECEIPTS).iterdir()).name
+    loader = fwconvert.Loader(folder.root, seq_len=16, batch=1)
 
     def read(data: bytes) -> object:
-        at = folder.sessions / "20240101T000000Z-000000.json"
-        for path in (at, folder.quarantine / job, folder.places, folder.private / "lock"):
+        at = folder.local(layout.SESSIONS) / "20240101T000000Z-000000.json"
+        for path in (
+            at,
+            folder.local(layout.QUARANTINE) / job,
+            folder.local(layout.PLACES),
+            folder.local(layout.PRIVATE) / "lock",
+        ):
             path.write_bytes(data)
         attempts = _Attempts()
         for kind in (sessions.Session, Quarantined, saved_recipe.Places, Corpus):
@@ -229,12 +234,12 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
     line = good.shards[-2]  # The joined one: of several sources.
 
     def read(data: bytes) -> object:
-        folder.shard_index(line.name).write_bytes(data)
+        folder.local(layout.index(line.name)).write_bytes(data)
         entries = len(data) // good.rules.kind.index_entry_bytes
         told = msgspec.structs.replace(line, documents=entries, index_sha256=hashlib.sha256(data).hexdigest())
         lines = tuple(told if one is line else one for one in good.shards)
         found = msgspec.structs.replace(good, shards=lines)
-        folder.manifest.write_bytes(records.lines(records.fields(found)))
+        folder.local(layout.MANIFEST).write_bytes(records.lines(records.fields(found)))
         attempts = _Attempts()
         _read_run(folder, [told], attempts)
         attempts.raise_if_any_refused()
@@ -245,8 +250,8 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
 
 def sidecars(scratch: Path) -> Callable[[bytes], object]:
     """Return what verifies a shard whose side files, for Megatron-LM and datatrove, are the input."""
-    folder = RunFolder(scratch)
-    folder.make()
+    folder = LocalStore(scratch)
+    folder.prepare()
     known = vocabulary.find("bytes")
     tokens, starts = [104, 105, 256] * 4, [0, 3, 6, 9]
     body = b"".join(token.to_bytes(2, "little") for token in tokens)
@@ -261,12 +266,12 @@ def sidecars(scratch: Path) -> Callable[[bytes], object]:
             )
             name = f"a_train_00000_000{rules.kind.suffix}"
             content = header("uint16", len(tokens), rules.kind) + body
-            folder.shard(name).write_bytes(content)
-            folder.shard_index(name).write_bytes(index)
+            folder.local(name).write_bytes(content)
+            folder.local(layout.index(name)).write_bytes(index)
             beside = []
             for suffix in rules.kind.sidecars:
                 one = name.removesuffix(rules.kind.suffix) + suffix
-                folder.shard(one).write_bytes(data)
+                folder.local(one).write_bytes(data)
                 beside.append(Sidecar(one, len(data), _sha256(data)))
             line = ShardLine(
                 name, "train", len(tokens), len(starts), len(content), _sha256(content), _sha256(index),

@@ -14,8 +14,8 @@ from spoiled_runs import BAD, CHOICES, Reader, Run, Runs, copy_of
 from fwconvert import records
 from fwconvert.shards import shard
 from fwconvert.sources import catalog
-from fwconvert.store import run_manifest, saved_recipe, sessions
-from fwconvert.store.folder import RunFolder
+from fwconvert.store import layout, run_manifest, saved_recipe, sessions
+from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt
 
 
@@ -50,14 +50,14 @@ def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
     folder, recipe = done.folder, saved_recipe.read_plan(done.folder)
     manifest = base / "m.json"
     manifest.write_bytes(records.encode(recipe.source))
-    job, join = next(folder.receipts.glob("00*")), next(folder.joins.iterdir())
-    quarantined = next(halted.folder.quarantine.iterdir())
+    job, join = next(folder.local(layout.RECEIPTS).glob("00*")), next(folder.local(layout.JOINS).iterdir())
+    quarantined = next(halted.folder.local(layout.QUARANTINE).iterdir())
     token_shard = min(done.out.glob("*.bin"))
-    index = folder.shard_index(token_shard.name)
+    index = folder.local(layout.index(token_shard.name))
 
-    alone = RunFolder(base / "alone")  # Beside other records a plan is made again from them.
-    alone.make()
-    shutil.copy(folder.plan, alone.plan)
+    alone = LocalStore(base / "alone")  # Beside other records a plan is made again from them.
+    alone.prepare()
+    shutil.copy(folder.local(layout.PLAN), alone.local(layout.PLAN))
 
     def read_plan() -> object:
         saved_recipe.adopt(alone, recipe)
@@ -69,9 +69,9 @@ def readers(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
         "receipt": (job, lambda: receipt_files.read(job, Receipt, recipe.recipe_id)),
         "join receipt": (join, lambda: receipt_files.read(join, JoinReceipt, recipe.recipe_id)),
         "quarantine record": (quarantined, lambda: records.read(quarantined, Quarantined)),
-        "plan": (alone.plan, read_plan),
-        "session": (next(folder.sessions.iterdir()), lambda: sessions.all_of(folder)),
-        "run manifest": (folder.manifest, lambda: run_manifest.read(folder)),
+        "plan": (alone.local(layout.PLAN), read_plan),
+        "session": (next(folder.local(layout.SESSIONS).iterdir()), lambda: sessions.all_of(folder)),
+        "run manifest": (folder.local(layout.MANIFEST), lambda: run_manifest.read(folder)),
         "token shard": (token_shard, lambda: shard.read_tokens(token_shard, "uint16").tobytes()),
         "document index": (index, lambda: shard.read_index(index).tobytes()),
     }

@@ -13,7 +13,7 @@ from spoiled_runs import Reader, Run, Runs, assert_clean, assert_survived, comma
 from fwconvert import records
 from fwconvert.errors import ManifestError
 from fwconvert.sources import catalog
-from fwconvert.store import saved_recipe, sessions
+from fwconvert.store import layout, saved_recipe, sessions
 from fwconvert.store.receipts import JoinReceipt, Receipt
 
 TRICKS = (
@@ -59,7 +59,7 @@ def test_no_word_of_a_source_manifest_commands_the_terminal(
 
 def first_shard(run: Run) -> tuple[Path, Receipt]:
     """Return the path and the content of the receipt of the first job."""
-    path = next(run.folder.receipts.glob("00*"))
+    path = next(run.folder.local(layout.RECEIPTS).glob("00*"))
     return path, receipt_files.read(path, Receipt, saved_recipe.read_plan(run.folder).recipe_id)
 
 
@@ -68,8 +68,8 @@ def shard_elsewhere(runs: Runs, elsewhere: Path) -> Path:
     """A good token shard with its index, outside of the run."""
     run = runs.finished
     name = first_shard(run)[1].shards[0].name
-    shutil.copy(run.folder.shard(name), elsewhere / "x.bin")
-    shutil.copy(run.folder.shard_index(name), elsewhere / "x.docs")
+    shutil.copy(run.folder.local(name), elsewhere / "x.bin")
+    shutil.copy(run.folder.local(layout.index(name)), elsewhere / "x.docs")
     return elsewhere / "x.bin"
 
 
@@ -93,7 +93,7 @@ def test_the_receipt_of_a_joined_shard_is_not_believed_that_names_files_elsewher
 ) -> None:
     run = copy_of(runs.finished, tmp_path / "out")
     line = msgspec.structs.replace(first_shard(run)[1].shards[0], name=str(shard_elsewhere))
-    path = next(run.folder.joins.iterdir())
+    path = next(run.folder.local(layout.JOINS).iterdir())
     made = receipt_files.read(path, JoinReceipt, saved_recipe.read_plan(run.folder).recipe_id)
     receipt_files.write(msgspec.structs.replace(made, shard=line, segments=()), path.with_name("x.json"))
 
@@ -110,7 +110,7 @@ def test_the_id_of_a_session_is_not_a_way_out_of_the_folder(
     """A session that was cut off gets its end written into its record, and into no other file."""
     run = copy_of(runs.finished, tmp_path / "out")
     (elsewhere / "precious.json").write_bytes(b"precious")
-    path = next(run.folder.sessions.iterdir())
+    path = next(run.folder.local(layout.SESSIONS).iterdir())
     found = records.read(path, sessions.Session)
     way = str(elsewhere / "precious") if absolute else "../../../elsewhere/precious"
     path.write_bytes(records.encode(msgspec.structs.replace(found, id=way, ended="")))
@@ -151,7 +151,7 @@ def test_show_refuses_a_shard_that_is_of_no_source_where_it_begins(
 def test_show_refuses_a_document_that_starts_behind_the_end(runs: Runs, tmp_path: Path, start: int) -> None:
     run = copy_of(runs.finished, tmp_path / "out")
     name = first_shard(run)[1].shards[0].name
-    run.folder.shard_index(name).write_bytes(start.to_bytes(4, "little") + bytes(4))
+    run.folder.local(layout.index(name)).write_bytes(start.to_bytes(4, "little") + bytes(4))
 
     assert_clean(command("show", run.out, name))
 
@@ -159,7 +159,7 @@ def test_show_refuses_a_document_that_starts_behind_the_end(runs: Runs, tmp_path
 @pytest.mark.parametrize("field", ["path", "reason"])
 def test_no_word_of_a_quarantine_record_commands_the_terminal(runs: Runs, tmp_path: Path, field: str) -> None:
     run = copy_of(runs.halted, tmp_path / "out")
-    path = next(run.folder.quarantine.iterdir())
+    path = next(run.folder.local(layout.QUARANTINE).iterdir())
     path.write_text(json.dumps({**json.loads(path.read_text()), field: "\x1b[2J\x07 bad"}))
 
     assert_clean(command("status", run.out))

@@ -38,7 +38,6 @@ from verified import (
 from fwconvert.inspection import verify_shard
 from fwconvert.inspection.verify import verify
 from fwconvert.store import layout as names
-from fwconvert.store.folder import RunFolder
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens.vocabulary import find
@@ -212,10 +211,10 @@ def test_files_that_the_manifest_does_not_know_are_told(before: Path) -> None:
 
 
 def test_temporary_files_are_told_unless_somebody_is_at_work(whole: Path) -> None:
-    folder = RunFolder(whole)
-    (folder.temporary / "litter").write_bytes(b"")
+    folder = LocalStore(whole)
+    (folder.local(names.TEMPORARY) / "litter").write_bytes(b"")
     (whole / "t_train_00009_003.bin").write_bytes(b"")
-    with LocalStore(folder.path, "session-7").lock():
+    with LocalStore(folder.root, "session-7").lock():
         assert_told(whole, ".fwconvert: a session is at work here, so nothing is final: pid")
     assert_told(
         whole,
@@ -225,10 +224,10 @@ def test_temporary_files_are_told_unless_somebody_is_at_work(whole: Path) -> Non
 
 
 def test_a_receipt_that_is_damaged_is_told(whole: Path) -> None:
-    folder = RunFolder(whole)
-    path = folder.receipt(names.job_key("8-short.parquet"))
+    folder = LocalStore(whole)
+    path = folder.local(names.receipt(names.job_key("8-short.parquet")))
     path.write_bytes(path.read_bytes().replace(b'"rows":3', b'"rows":4'))
-    join = folder.join("t_train_00009_002.bin")
+    join = folder.local(names.join_receipt("t_train_00009_002.bin"))
     join.write_bytes(b"{}")
     assert_told(
         whole,
