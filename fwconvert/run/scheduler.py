@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
+from fwconvert.errors import FwconvertError, OutputError, RemoteError, Stopped
 from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
 from fwconvert.run.engines import Engine, Progress
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -87,7 +87,7 @@ class _Scheduler:
     failed_starts: int = 0
     warned_of_failed_start: bool = False
     # Why no more sources come, though there are more.
-    fetch_error: HubError | None = None
+    fetch_error: RemoteError | None = None
 
     @property
     def is_done(self) -> bool:
@@ -115,7 +115,7 @@ class _Scheduler:
                 item = next(self.incoming)
             except StopIteration:
                 self.incoming = None
-            except HubError as error:
+            except RemoteError as error:
                 self.incoming, self.fetch_error = None, error
             else:
                 if item is None:
@@ -186,7 +186,7 @@ def carry_out(orders: Iterable[Order | Unfetched | None], engine: Engine, watche
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the
     output cannot be written, FwconvertError if no worker can begin, Stopped if
-    the watcher does, and HubError if `orders` did, once all that had come was
+    the watcher does, and RemoteError if `orders` did, once all that had come was
     done. By then no worker is at work any more.
     """
     if engine.slots < 1:
