@@ -6,9 +6,13 @@ made for another Python or in another place (a clone that was moved or copied
 would still import from the old one) is noticed. Only one process at a time
 works on it: the lock is the kernel's, and no crash can leave it behind.
 
-    python set_up.py check run     exit 0 if `scripts/run` can start at once
-    python set_up.py make test     make it so for `scripts/test`, which needs more
-    python set_up.py make fuzz     make it so for `scripts/fuzz`, which needs all of that and the fuzzer
+What is installed is what `scripts/lock` wrote into `scripts/requirements/`, to the last
+version and hash, so that a clone works next year as it does today.
+
+    python set_up.py check run          exit 0 if `scripts/run` can start at once
+    python set_up.py make test          make it so for `scripts/test`, which needs more
+    python set_up.py make fuzz          make it so for `scripts/fuzz`, which needs the fuzzer too
+    python set_up.py make everything    make it so for `scripts/test --everything`, which needs PyTorch too
 """
 
 import hashlib
@@ -26,9 +30,8 @@ VENV = REPOSITORY / ".venv"
 LOCK = VENV / "fwconvert-lock"
 STAMP = VENV / "fwconvert-stamp"
 
-# What the fuzzer needs includes all that the tests need, and that all that a run needs.
-GOOD_FOR = {"run": ("run", "test", "fuzz"), "test": ("test", "fuzz"), "fuzz": ("fuzz",)}
-GROUP = {"test": "dev", "fuzz": "fuzz"}
+# Each needs all that the one before it needs, and more.
+PURPOSES = ("run", "test", "fuzz", "everything")
 
 # Settings of a user's pip that would put packages outside the environment.
 MISLEADING = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
@@ -52,16 +55,24 @@ def main() -> int:
 
 def is_ready(purpose: str) -> bool:
     """Tell whether a finished environment is there that suits `purpose`."""
+    enough = PURPOSES[PURPOSES.index(purpose) :]
     try:
-        return STAMP.read_text("utf-8") in [stamp(made_for) for made_for in GOOD_FOR[purpose]]
+        return STAMP.read_text("utf-8") in [stamp(made_for) for made_for in enough]
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def stamp(purpose: str) -> str:
     """Return what an environment is stamped with that this Python made now."""
-    project = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes()).hexdigest()
-    return f"{base()}pyproject.toml {project}\nfor {purpose}\n"
+    names = ("pyproject.toml", requirements(purpose))
+    hashes = [hashlib.sha256((REPOSITORY / name).read_bytes()).hexdigest() for name in names]
+    lines = [f"{name} {digest}\n" for name, digest in zip(names, hashes, strict=True)]
+    return f"{base()}{''.join(lines)}for {purpose}\n"
+
+
+def requirements(purpose: str) -> str:
+    """Return the file that lists what `purpose` needs, seen from the repository."""
+    return f"scripts/requirements/{purpose}.txt"
 
 
 def base() -> str:
@@ -76,7 +87,8 @@ def make(purpose: str) -> int:
     if present and LOCK.name not in present:
         complain("the folder .venv was not made by these scripts", f"move it away: {VENV}")
         return 2
-    print("fwconvert: setting up .venv (once; this can take a minute)", file=sys.stderr, flush=True)
+    took = "some minutes" if purpose == "everything" else "a minute"
+    print(f"fwconvert: setting up .venv (once; this can take {took})", file=sys.stderr, flush=True)
     with locked():
         if is_ready(purpose):  # Another process made it while we waited.
             return 0
@@ -109,19 +121,25 @@ def clear() -> None:
 def commands(purpose: str, *, mendable: bool) -> list[list[str]]:
     """Return the commands that make the environment."""
     python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    tools = group(GROUP[purpose]) if purpose in GROUP else []
-    install = [str(python), "-I", "-m", "pip", "install", "--editable", str(REPOSITORY), *tools]
+    install = [str(python), "-I", "-m", "pip", "install"]
+    listed = str(REPOSITORY / requirements(purpose))
+    steps = [
+        # The list is complete; pip would also look for what the list leaves out on purpose (see `torch`).
+        [*install, "--no-deps", "--require-hashes", "--requirement", listed],
+        # The clone has no hash, so it goes by itself; what builds it was on the list.
+        [*install, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY)],
+    ]
+    if purpose == "everything":
+        steps.append([*install, *group("torch")])
     create = [sys.executable, "-I", "-m", "venv", str(VENV)]
-    return [install] if mendable else [create, install]
+    return steps if mendable else [create, *steps]
 
 
 def group(name: str) -> list[str]:
     """Return a dependency group of pyproject.toml. The pip of Python 3.11 cannot read it by itself."""
-    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
-    wanted: list[str] = []
-    for entry in groups[name]:
-        wanted += [entry] if isinstance(entry, str) else group(entry["include-group"])
-    return wanted
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    found: list[str] = project["dependency-groups"][name]
+    return found
 
 
 def succeeds(command: list[str]) -> bool:

@@ -19,6 +19,8 @@ from fwconvert.formats import FormatName
 REPOSITORY = Path(fwconvert.__file__).parent.parent
 FORMAT = (REPOSITORY / "FORMAT.md").read_text()
 README = (REPOSITORY / "README.md").read_text()
+REFERENCE = (REPOSITORY / "REFERENCE.md").read_text()
+ARCHITECTURE = (REPOSITORY / "ARCHITECTURE.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +88,23 @@ def test_format_md_describes_every_key_of_the_run_manifest(example: Path) -> Non
     assert [key for key in keys if f"`{key}`" not in described] == []
 
 
-def test_every_flag_stands_in_the_readme_or_the_help_and_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    exists = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    exists |= set(re.findall(r'"(--[a-z-]+)"', (REPOSITORY / "scripts/lib/bench/__main__.py").read_text()))
-    named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+", README)) - {
-        "--strict",
-        "--train-data-path",
-        "--valid-data-path",
-    }  # of others
+def test_every_flag_stands_in_the_reference_and_every_flag_there_exists(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exists = set()
+    for words in ([], ["plan"], ["pin"], ["status"], ["verify"], ["show"], ["trace"], ["export"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        found = set(re.findall(r"--[a-z-]+[a-z]", capsys.readouterr().out))
+        if not words:
+            of_convert = found
+        exists |= found
+    others = {"--train-data-path", "--valid-data-path", "--everything"}  # of others
+    named = set(re.findall(r"(?<=[`\s(])--[a-z][a-z-]+[a-z]", README + REFERENCE)) - others
     assert named <= exists
+    described = set(re.findall(r"--[a-z][a-z-]+[a-z]", REFERENCE.split("## Trainers")[0]))
+    of_others = {"--help", "--about", "--document"}  # the help of the program shows other commands, too
+    assert of_convert - of_others <= described
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the line is for a shell")
@@ -106,7 +114,7 @@ def test_the_line_for_megatron_gives_weights_and_prefixes(tmp_path: Path) -> Non
     words = ["--format", "megatron", "--tokenizer", "bytes", "--shard-tokens", "1500", "--last", "keep"]
     ended = runner.run(tmp_path / "source", tmp_path / "edu_fineweb10B", *words)
     runner.assert_tidy_end(ended, 0)
-    (line,) = re.findall(r"^\| Megatron-LM.*?`(--train-data-path .*?)`", README, re.MULTILINE)
+    (line,) = re.findall(r"^\| Megatron-LM.*?`(--train-data-path .*?)`", REFERENCE, re.MULTILINE)
 
     given = subprocess.run(
         ["sh", "-c", f"printf '%s\\n' {line}"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -126,7 +134,7 @@ def test_the_line_for_megatron_gives_weights_and_prefixes(tmp_path: Path) -> Non
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     corpus.write(tmp_path / "parquet-folder/a.parquet", ["one", "two", "three", "four", "five", "six"])
-    api = next(block for block in _blocks() if "fwconvert.recipe" in block)
+    api = next(block for block in _blocks() if "fwconvert.recipe(" in block)
     reading = next(block for block in _blocks() if "np.memmap" in block)
     ended = _python(api.replace("10_000_000", "4"), tmp_path)
     assert ended.stdout.split()[0] == "True"
@@ -152,5 +160,26 @@ def _python(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, check=True)
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 200
+def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```demo\n(.*?)```", README, re.DOTALL)
+    command = [sys.executable, "-m", "fwconvert", "--version", "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    def steady(text: str) -> str:
+        """Return the text without the folder's place and the speed of the machine."""
+        text = re.sub(r"^(  folder +).*/", r"\1", text, flags=re.MULTILINE)
+        return re.sub(r"^(  time +).*", r"\1", text, flags=re.MULTILINE)
+
+    assert steady(done.stdout) == steady(shown)
+
+
+def test_files_named_in_the_architecture_are_there() -> None:
+    named = set(re.findall(r"`([a-z_]+[a-z_/]*\.py)`", ARCHITECTURE))
+    assert len(named) > 20
+    places = (REPOSITORY, REPOSITORY / "fwconvert")
+    assert [name for name in named if not any((place / name).is_file() for place in places)] == []
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("ARCHITECTURE.md", 130)])
+def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
+    assert len((REPOSITORY / name).read_text().splitlines()) <= most
