@@ -46,9 +46,6 @@ CHANGED_RULES: dict[str, Any] = {
     "where": "score",
     "limit_documents": 1000,
     "limit_tokens": 2000,
-    "tokenizer_kind": "other",
-    "vocabulary_size": 9,
-    "eot_id": 8,
 }
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))
