@@ -35,7 +35,11 @@ class ShardError(FwconvertError):
     """A token shard or a document index is not what its record says."""
 
 
-class HubError(FwconvertError):
+class RemoteError(FwconvertError):
+    """Where sources are fetched from cannot be used: no way to it, no access. No source is to blame."""
+
+
+class HubError(RemoteError):
     """The hub cannot be used: no way to it, no access, nothing of that name. No source is to blame."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fwconvert.errors import HubError
+from fwconvert.errors import RemoteError
 from fwconvert.job.orders import ConvertOrder, Ready, Unfetched
 from fwconvert.limits import NOTHING, Amount, Counted, amount_of, limit_of
 from fwconvert.limits import settled as settled_by
@@ -188,13 +188,13 @@ class Rations:
     _here: dict[int, ConvertOrder] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _is_ending: bool = False
-    _trouble: HubError | None = None
+    _trouble: RemoteError | None = None
 
     def ready(self, coming: Ready) -> Ready:
         """Yield the orders that may be carried out; None: nothing just now.
 
         Ends when the limit is reached, and when the next source in order will
-        not come: it failed, or is to be converted again. Raises HubError as
+        not come: it failed, or is to be converted again. Raises RemoteError as
         `coming` does, once nothing more can be handed out.
         """
         while self._goes_on():
@@ -209,7 +209,7 @@ class Rations:
         except StopIteration:
             self._is_ending = True
             return None
-        except HubError as error:
+        except RemoteError as error:
             self._is_ending, self._trouble = True, error
             return None
         if item is None:

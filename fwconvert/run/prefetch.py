@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fwconvert.errors import HubError, SourceError, Stopped
+from fwconvert.errors import RemoteError, SourceError, Stopped
 from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Download
@@ -150,7 +150,7 @@ class Prefetch(Input):
         """Yield each order when its file is there and proven.
 
         Whether a file is wanted is asked again when another one was released.
-        Raises OutputError at once, and HubError when all that was on its way has come.
+        Raises OutputError at once, and RemoteError when all that was on its way has come.
         """
         self._remove_others(orders)
         self._is_wanted, self._waiting = is_wanted, deque(orders)
@@ -168,9 +168,9 @@ class Prefetch(Input):
             )
             self._threads.append(thread)
             thread.start()
-        trouble: HubError | None = None
+        trouble: RemoteError | None = None
         while (item := self._take()) is not _END:
-            if isinstance(item, HubError):
+            if isinstance(item, RemoteError):
                 trouble = trouble or item
                 with self._changed:
                     self._waiting.clear()
@@ -261,7 +261,7 @@ class Prefetch(Input):
                 if fetching.stop.is_set():  # Nobody takes it any more.
                     return
                 self._ready.append(item)
-                self._is_lost = self._is_lost or isinstance(item, HubError)
+                self._is_lost = self._is_lost or isinstance(item, RemoteError)
             if isinstance(item, BaseException):
                 return
 

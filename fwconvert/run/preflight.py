@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fwconvert.errors import ColumnError, HubError, SourceError, UsageError, message
+from fwconvert.errors import ColumnError, RemoteError, SourceError, UsageError, message
 from fwconvert.hub.retry import Retry
 from fwconvert.options import Options
 from fwconvert.processes import check_open_files
@@ -228,7 +228,7 @@ def _check_columns(recipe: Recipe, inputs: Input, stop: threading.Event) -> None
             unfit.append(error)
         except SourceError:
             continue
-        except HubError:  # Reported when the source is fetched.
+        except RemoteError:  # Reported when the source is fetched.
             break
         else:
             return

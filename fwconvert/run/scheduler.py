@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from fwconvert.errors import FwconvertError, HubError, OutputError, Stopped
+from fwconvert.errors import FwconvertError, OutputError, RemoteError, Stopped
 from fwconvert.job.orders import Failure, Order, Outcome, Unfetched
 from fwconvert.run.engines import Engine, Progress
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -48,7 +48,7 @@ class Watcher(Protocol):
     def tick(self, running: list[Progress]) -> None:
         """Show how far the orders in flight are; raise Stopped if there is a stop request."""
 
-    def impatient(self) -> bool:
+    def stop_now(self) -> bool:
         """Tell whether there is a second stop request: do not wait for the workers."""
 
 
@@ -87,7 +87,7 @@ class _Scheduler:
     failed_starts: int = 0
     warned_of_failed_start: bool = False
     # Why no more sources come, though there are more.
-    fetch_error: HubError | None = None
+    fetch_error: RemoteError | None = None
 
     @property
     def is_done(self) -> bool:
@@ -115,7 +115,7 @@ class _Scheduler:
                 item = next(self.incoming)
             except StopIteration:
                 self.incoming = None
-            except HubError as error:
+            except RemoteError as error:
                 self.incoming, self.fetch_error = None, error
             else:
                 if item is None:
@@ -172,7 +172,7 @@ class _Scheduler:
         self.engine.stop()
         deadline = time.monotonic() + _GRACE_SECONDS
         try:
-            while self.in_flight and time.monotonic() < deadline and not self.watcher.impatient():
+            while self.in_flight and time.monotonic() < deadline and not self.watcher.stop_now():
                 with suppress(FwconvertError):  # The reason for stopping is another one.
                     self.settle_next(_LOOK_SECONDS)
         finally:
@@ -181,12 +181,12 @@ class _Scheduler:
                 wait(self.in_flight)
 
 
-def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
+def carry_out(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
     """Carry out all orders; the watcher is told which are done and which were given up.
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the
     output cannot be written, FwconvertError if no worker can begin, Stopped if
-    the watcher does, and HubError if `orders` did, once all that had come was
+    the watcher does, and RemoteError if `orders` did, once all that had come was
     done. By then no worker is at work any more.
     """
     if engine.slots < 1:
