@@ -254,7 +254,7 @@ class Conversion:
                     self._convert(tracker, context, engine)
             if not state.missing:
                 tracker.tokens_to_join = state.tokens_to_join
-                scheduler.drive(self._join_orders(tracker, context), engine, tracker)
+                scheduler.carry_out(self._join_orders(tracker, context), engine, tracker)
                 tracker.cleanup.remove_tails(*tracker.cleanup.take_spent())
         return f"{len(state.missing)} jobs failed" if state.missing else "complete"
 
@@ -262,7 +262,7 @@ class Conversion:
         """Do all jobs that are left; under a limit, sources may yield less than expected, and more follow."""
         while True:
             with self.inputs:
-                scheduler.drive(self._convert_orders(tracker.state, context), engine, tracker)
+                scheduler.carry_out(self._convert_orders(tracker.state, context), engine, tracker)
             if not tracker.state.has_more_to_convert:
                 break
         if tracker.state.limiter.reached:

@@ -48,7 +48,7 @@ class Watcher(Protocol):
     def tick(self, running: list[Progress]) -> None:
         """Show how far the orders in flight are; raise Stopped if there is a stop request."""
 
-    def impatient(self) -> bool:
+    def stop_now(self) -> bool:
         """Tell whether there is a second stop request: do not wait for the workers."""
 
 
@@ -172,7 +172,7 @@ class _Scheduler:
         self.engine.stop()
         deadline = time.monotonic() + _GRACE_SECONDS
         try:
-            while self.in_flight and time.monotonic() < deadline and not self.watcher.impatient():
+            while self.in_flight and time.monotonic() < deadline and not self.watcher.stop_now():
                 with suppress(FwconvertError):  # The reason for stopping is another one.
                     self.settle_next(_LOOK_SECONDS)
         finally:
@@ -181,7 +181,7 @@ class _Scheduler:
                 wait(self.in_flight)
 
 
-def drive(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
+def carry_out(orders: Iterable[Order | Unfetched | None], engine: Engine, watcher: Watcher) -> None:
     """Carry out all orders; the watcher is told which are done and which were given up.
 
     `orders` may give None: nothing is ready just now. Raises OutputError if the

@@ -94,7 +94,7 @@ class Tracker:
         if self._stop.asked:
             raise Stopped("stopped by the user")
 
-    def impatient(self) -> bool:
+    def stop_now(self) -> bool:
         """Tell whether the user asked a second time to stop."""
         return self._stop.asked > 1
 

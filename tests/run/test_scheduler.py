@@ -28,7 +28,7 @@ from fwconvert.recipes import SourceShard
 from fwconvert.run import scheduler
 from fwconvert.run.engines import Progress
 from fwconvert.run.engines.local import LocalEngine
-from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, drive
+from fwconvert.run.scheduler import JOB_TRIES, LOST_TRIES, carry_out
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Receipt, Segment, ShardLine
 
@@ -184,7 +184,7 @@ class Witness:
         if self.wants_to_stop():
             raise Stopped("stopped by the user")
 
-    def impatient(self) -> bool:
+    def stop_now(self) -> bool:
         return self.loses_patience()
 
 
@@ -197,7 +197,7 @@ def witness() -> Witness:
 def test_every_order_is_carried_out_once(slots: int, witness: Witness) -> None:
     names = [f"order {number}" for number in range(20)]
     with ThreadEngine(slots) as engine:
-        drive(orders_of(*names), engine, witness)
+        carry_out(orders_of(*names), engine, witness)
 
     assert engine.started == names  # In their order, each once.
     assert sorted(witness.finished) == sorted(names)
@@ -207,7 +207,7 @@ def test_every_order_is_carried_out_once(slots: int, witness: Witness) -> None:
 
 def test_no_orders_are_no_work(witness: Witness) -> None:
     with ThreadEngine(2) as engine:
-        drive([], engine, witness)
+        carry_out([], engine, witness)
 
     assert engine.started == []
 
@@ -221,14 +221,14 @@ def test_all_slots_are_used_at_the_same_time(witness: Witness) -> None:
 
     names = [f"order {number}" for number in range(8)]
     with ThreadEngine(4, {name: [meet] for name in names}) as engine:
-        drive(orders_of(*names), engine, witness)
+        carry_out(orders_of(*names), engine, witness)
 
     assert sorted(witness.finished) == names
 
 
 def test_an_order_that_fails_once_is_tried_again_later_and_done(witness: Witness) -> None:
     with ThreadEngine(1, {"a": [fail]}) as engine:
-        drive(orders_of("a", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "b", "c"), engine, witness)
 
     assert engine.started == ["a", "b", "c", "a"]
     assert witness.finished == ["b", "c", "a"]
@@ -240,7 +240,7 @@ def test_an_order_s_own_error_is_tried_a_little_then_given_up_and_the_others_go_
     slots: int, witness: Witness
 ) -> None:
     with ThreadEngine(slots, {"bad": [fail] * 99}) as engine:
-        drive(orders_of("a", "bad", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "bad", "b", "c"), engine, witness)
 
     assert engine.started.count("bad") == JOB_TRIES
     assert [final for _, _, final in witness.failures] == [False] * (JOB_TRIES - 1) + [True]
@@ -250,7 +250,7 @@ def test_an_order_s_own_error_is_tried_a_little_then_given_up_and_the_others_go_
 def test_a_lost_worker_is_tried_more_often_and_then_given_up(witness: Witness) -> None:
     assert LOST_TRIES > JOB_TRIES
     with ThreadEngine(2, {"bad": [lose] * 99}) as engine:
-        drive(orders_of("bad", "a", "b", "c"), engine, witness)
+        carry_out(orders_of("bad", "a", "b", "c"), engine, witness)
 
     assert engine.started.count("bad") == LOST_TRIES
     assert witness.failures == [("bad", "lost", False)] * (LOST_TRIES - 1) + [("bad", "lost", True)]
@@ -259,7 +259,7 @@ def test_a_lost_worker_is_tried_more_often_and_then_given_up(witness: Witness) -
 
 def test_a_worker_lost_a_few_times_is_no_reason_to_give_up(witness: Witness) -> None:
     with ThreadEngine(2, {"a": [lose] * (LOST_TRIES - 1)}) as engine:
-        drive(orders_of("a"), engine, witness)
+        carry_out(orders_of("a"), engine, witness)
 
     assert witness.finished == ["a"]
     assert len(witness.failures) == LOST_TRIES - 1
@@ -267,7 +267,7 @@ def test_a_worker_lost_a_few_times_is_no_reason_to_give_up(witness: Witness) -> 
 
 def test_lost_workers_do_not_use_up_the_tries_of_an_order_s_own_errors(witness: Witness) -> None:
     with ThreadEngine(1, {"a": [lose, fail, lose, lose]}) as engine:
-        drive(orders_of("a"), engine, witness)
+        carry_out(orders_of("a"), engine, witness)
 
     assert witness.finished == ["a"]
     assert not any(final for _, _, final in witness.failures)
@@ -277,7 +277,7 @@ def test_several_bad_orders_are_each_given_up_alone(witness: Witness) -> None:
     bad = {f"bad {number}": [fail] * 99 for number in range(5)}
     good = [f"good {number}" for number in range(5)]
     with ThreadEngine(3, dict(bad)) as engine:
-        drive(orders_of(*bad, *good), engine, witness)
+        carry_out(orders_of(*bad, *good), engine, witness)
 
     assert Counter(name for name, _, final in witness.failures if final) == Counter(list(bad))
     assert sorted(witness.finished) == good
@@ -299,7 +299,7 @@ def test_after_a_kill_at_most_half_of_the_slots_work_until_the_suspect_is_done(
         **{name: [succeed_slowly] for name in small},
     }
     with ThreadEngine(slots, scripts) as engine:
-        drive(orders_of("big", *small), engine, witness)
+        carry_out(orders_of("big", *small), engine, witness)
 
     again, (end,) = engine.started.index("big", 1), started_meanwhile
     assert sorted(witness.finished) == sorted(["big", *small])
@@ -311,7 +311,7 @@ def test_a_suspect_that_is_given_up_no_longer_holds_the_others_back(witness: Wit
     small = [f"small {number}" for number in range(40)]
     scripts: dict[str, list[Step]] = {"big": [be_killed] * 99, **{name: [succeed_slowly] for name in small}}
     with ThreadEngine(4, scripts) as engine:
-        drive(orders_of("big", *small), engine, witness)
+        carry_out(orders_of("big", *small), engine, witness)
 
     last = len(engine.started) - 1 - engine.started[::-1].index("big")
     assert engine.started.count("big") == LOST_TRIES
@@ -322,7 +322,7 @@ def test_a_worker_that_died_by_itself_costs_no_slots(witness: Witness) -> None:
     small = [f"small {number}" for number in range(20)]
     scripts: dict[str, list[Step]] = {"big": [lose], **{name: [succeed_slowly] for name in small}}
     with ThreadEngine(4, scripts) as engine:
-        drive(orders_of("big", *small), engine, witness)
+        carry_out(orders_of("big", *small), engine, witness)
 
     assert max(engine.crowds) == 4
 
@@ -331,7 +331,7 @@ def test_workers_that_cannot_begin_stop_the_run_and_count_against_nobody(witness
     names = [f"order {number}" for number in range(9)]
     with ThreadEngine(3, {name: [not_begin] * 99 for name in names}) as engine:
         with pytest.raises(FwconvertError, match="no memory to begin"):
-            drive(orders_of(*names), engine, witness)
+            carry_out(orders_of(*names), engine, witness)
 
         assert engine.at_work == 0
     assert len(engine.started) == max(3, LOST_TRIES)
@@ -341,7 +341,7 @@ def test_workers_that_cannot_begin_stop_the_run_and_count_against_nobody(witness
 def test_a_worker_that_cannot_begin_uses_up_no_try_of_its_order(witness: Witness) -> None:
     script: list[Step] = [*[not_begin] * (LOST_TRIES - 1), *[fail] * (JOB_TRIES - 1)]
     with ThreadEngine(1, {"a": script}) as engine:
-        drive(orders_of("a", "b"), engine, witness)
+        carry_out(orders_of("a", "b"), engine, witness)
 
     assert sorted(witness.finished) == ["a", "b"]
 
@@ -359,7 +359,7 @@ def test_those_at_work_go_on_without_the_workers_that_cannot_begin(witness: Witn
         return not_begin(engine, order)
 
     with ThreadEngine(2, {"a": [go_on], "b": [not_begin_this]}) as engine:
-        drive(orders_of("a", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "b", "c"), engine, witness)
 
     assert engine.started == ["a", "b", "c", "b"]
     assert sorted(witness.finished) == ["a", "b", "c"]
@@ -369,7 +369,7 @@ def test_an_output_error_stops_at_once_and_counts_against_nobody(witness: Witnes
     scripts: dict[str, list[Step]] = {"a": [lack_space], "b": [stop_when_asked]}
     with ThreadEngine(2, scripts) as engine:
         with pytest.raises(OutputError, match="no space is left for a"):
-            drive(orders_of("a", "b", "c", "d"), engine, witness)
+            carry_out(orders_of("a", "b", "c", "d"), engine, witness)
 
         assert engine.at_work == 0
         assert engine.stopping.is_set()
@@ -385,7 +385,7 @@ def test_the_first_output_error_is_the_one_that_is_told(witness: Witness) -> Non
         "c": [stop_when_asked],
     }
     with ThreadEngine(3, scripts) as engine, pytest.raises(OutputError, match=r"no space is left for a$"):
-        drive(orders_of("a", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "b", "c"), engine, witness)
 
     assert witness.failures == []
 
@@ -398,7 +398,7 @@ def test_what_finishes_while_winding_down_is_kept(witness: Witness) -> None:
         "d": [finish_after_the_wish],
     }
     with ThreadEngine(4, scripts) as engine, pytest.raises(OutputError):
-        drive(orders_of("a", "b", "c", "d", "e"), engine, witness)
+        carry_out(orders_of("a", "b", "c", "d", "e"), engine, witness)
 
     assert sorted(witness.finished) == ["b", "d"]
     assert "e" not in engine.started
@@ -409,7 +409,7 @@ def test_a_wish_to_stop_lets_the_workers_stop_at_a_safe_place(witness: Witness) 
     scripts: dict[str, list[Step]] = {"a": [stop_when_asked], "b": [finish_after_the_wish]}
     with ThreadEngine(2, scripts) as engine:
         with pytest.raises(Stopped, match="by the user"):
-            drive(orders_of("a", "b", "c"), engine, witness)
+            carry_out(orders_of("a", "b", "c"), engine, witness)
 
         assert engine.at_work == 0
         assert not engine.killed.is_set()
@@ -421,7 +421,7 @@ def test_a_wish_to_stop_lets_the_workers_stop_at_a_safe_place(witness: Witness) 
 def test_an_order_that_fails_after_the_wish_to_stop_is_not_started_again(witness: Witness) -> None:
     witness.wants_to_stop = lambda: True
     with ThreadEngine(1, {"a": [fail_after_the_wish]}) as engine, pytest.raises(Stopped):
-        drive(orders_of("a", "b"), engine, witness)
+        carry_out(orders_of("a", "b"), engine, witness)
 
     assert engine.started == ["a"]
 
@@ -431,7 +431,7 @@ def test_a_worker_that_says_it_was_stopped_stops_the_run(witness: Witness) -> No
         return Failure("stopped", f"{order.title} was stopped")
 
     with ThreadEngine(1, {"a": [be_stopped]}) as engine, pytest.raises(Stopped, match="a was stopped"):
-        drive(orders_of("a", "b"), engine, witness)
+        carry_out(orders_of("a", "b"), engine, witness)
 
     assert engine.started == ["a"]
     assert witness.failures == []
@@ -444,7 +444,7 @@ def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) 
     witness.loses_patience = lambda: "b" in witness.finished
     with ThreadEngine(2, {"a": [ignore_the_wish], "b": [finish_after_the_wish]}) as engine:
         with pytest.raises(Stopped):
-            drive(orders_of("a", "b", "c"), engine, witness)
+            carry_out(orders_of("a", "b", "c"), engine, witness)
 
         assert time.monotonic() - began < 5
         assert engine.killed.is_set()
@@ -460,7 +460,7 @@ def test_a_worker_that_does_not_stop_in_time_is_killed(
     witness.wants_to_stop = lambda: True
     with ThreadEngine(1, {"a": [ignore_the_wish]}) as engine:
         with pytest.raises(Stopped):
-            drive(orders_of("a"), engine, witness)
+            carry_out(orders_of("a"), engine, witness)
 
         assert engine.killed.is_set()
         assert engine.at_work == 0
@@ -476,7 +476,7 @@ def test_whatever_is_raised_no_worker_is_at_work_after_it(
     witness.wants_to_stop = wants_to_stop
     with ThreadEngine(2, {"a": [stop_when_asked], "b": [finish_after_the_wish]}) as engine:
         with pytest.raises(kind, match="surprise"):
-            drive(orders_of("a", "b", "c"), engine, witness)
+            carry_out(orders_of("a", "b", "c"), engine, witness)
 
         assert engine.at_work == 0
     assert witness.finished == ["b"]
@@ -503,7 +503,7 @@ def test_a_second_failure_while_winding_down_does_not_leave_a_worker_at_work(
     }
     with ThreadEngine(3, scripts) as engine:
         with pytest.raises(FwconvertError) as caught:
-            drive(orders_of("a", "b", "c"), engine, Fussy())
+            carry_out(orders_of("a", "b", "c"), engine, Fussy())
 
         assert engine.at_work == 0
     assert str(caught.value) == "a is corrupt"  # The first is the one to tell.
@@ -519,7 +519,7 @@ def test_a_disk_that_fails_the_driver_itself_winds_down() -> None:
     full = Full()
     with ThreadEngine(2, {"b": [finish_after_the_wish]}) as engine:
         with pytest.raises(OutputError, match="manifest"):
-            drive(orders_of("a", "b", "c", "d"), engine, full)
+            carry_out(orders_of("a", "b", "c", "d"), engine, full)
 
         assert engine.at_work == 0
     assert full.finished == ["a", "b"]
@@ -533,7 +533,7 @@ def test_the_watcher_hears_something_while_nothing_finishes(witness: Witness) ->
         return receipt_of(order.title)
 
     with ThreadEngine(1, {"a": [wait_for_ticks]}) as engine:
-        drive(orders_of("a"), engine, witness)
+        carry_out(orders_of("a"), engine, witness)
 
     assert witness.ticks >= 3
 
@@ -548,7 +548,7 @@ def test_the_watcher_sees_the_end_however_quick_it_came(witness: Witness) -> Non
 
     witness.tick = tick  # type: ignore[method-assign]
     with ThreadEngine(2) as engine:
-        drive(orders_of("a", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "b", "c"), engine, witness)
 
     assert done_at_ticks[-1] == 3
 
@@ -559,7 +559,7 @@ def test_a_wish_to_stop_that_comes_when_all_is_done_comes_too_late(
     monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 0)  # It looks after every order, so after the last too.
     witness.wants_to_stop = lambda: len(witness.finished) == 3
     with ThreadEngine(1) as engine:
-        drive(orders_of("a", "b", "c"), engine, witness)
+        carry_out(orders_of("a", "b", "c"), engine, witness)
 
     assert witness.finished == ["a", "b", "c"]
 
@@ -568,7 +568,7 @@ def test_an_engine_without_slots_is_an_error_and_no_endless_wait(witness: Witnes
     witness.wants_to_stop = lambda: witness.ticks > 100  # Or this would never end.
 
     with ThreadEngine(0) as engine, pytest.raises((FwconvertError, ValueError)) as caught:
-        drive(orders_of("a"), engine, witness)
+        carry_out(orders_of("a"), engine, witness)
 
     assert not isinstance(caught.value, Stopped)
 
@@ -588,7 +588,7 @@ def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     order = ConvertOrder(
         context, SourceShard("x.parquet", 1), 0, SourceFile(str(tmp_path / "missing.parquet"))
     )
-    drive([order], local_engine, witness)
+    carry_out([order], local_engine, witness)
     (slot,) = local_engine._slots
     assert slot.process is not None
     assert slot.executor is not None
@@ -596,7 +596,7 @@ def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
     slot.process.kill()  # As the kernel does when memory runs out between two orders.
     with pytest.raises(BrokenProcessPool):
         slot.executor.submit(int).result(20)
-    drive([order], local_engine, witness)
+    carry_out([order], local_engine, witness)
 
     assert [kind for _, kind, _ in witness.failures].count("job") == 2 * JOB_TRIES
 
@@ -608,7 +608,7 @@ def test_what_is_not_ready_is_waited_for_while_others_work(witness: Witness) -> 
             yield order_of(name)
 
     with ThreadEngine(2) as engine:
-        drive(slowly(), engine, witness)
+        carry_out(slowly(), engine, witness)
 
     assert witness.finished == ["first", "second"]
     assert witness.ticks > 5
@@ -623,7 +623,7 @@ def test_a_failed_order_is_tried_again_while_nothing_else_is_ready(witness: Witn
         yield order_of("good")
 
     with ThreadEngine(1, {"bad": [fail, fail]}) as engine:
-        drive(waiting_for_room(), engine, witness)
+        carry_out(waiting_for_room(), engine, witness)
 
     assert engine.started == ["bad", "bad", "good"]
 
@@ -633,7 +633,7 @@ def test_an_order_without_its_source_is_given_up_and_the_others_go_on(witness: W
     gone = Unfetched(source, Failure("unfetched", "404"))
 
     with ThreadEngine(2) as engine:
-        drive([order_of("one"), gone, order_of("two")], engine, witness)
+        carry_out([order_of("one"), gone, order_of("two")], engine, witness)
 
     assert witness.failures == [("gone.parquet", "unfetched", True)]
     assert sorted(witness.finished) == ["one", "two"]
@@ -646,7 +646,7 @@ def test_when_nothing_more_can_be_fetched_the_workers_finish_what_they_have(witn
 
     with ThreadEngine(2, {"slow": [succeed_slowly]}) as engine:
         with pytest.raises(HubError, match="cable"):
-            drive(cut_off(), engine, witness)
+            carry_out(cut_off(), engine, witness)
         assert not engine.stopping.is_set()
 
     assert witness.finished == ["slow"]
