@@ -27,6 +27,9 @@ RULES = Rules(
 CHANGED_RULES: dict[str, Any] = {
     "tokenizer": "cl100k_base",
     "vocabulary_sha256": "ef" * 32,
+    "tokenizer_kind": "tokenizer.json",
+    "vocabulary_size": 60_000,
+    "eot_id": 59_999,
     "eot": "after",
     "token_type": "uint32",
     "text_column": "body",
