@@ -27,6 +27,9 @@ RULES = Rules(
 CHANGED_RULES: dict[str, Any] = {
     "tokenizer": "cl100k_base",
     "vocabulary_sha256": "ef" * 32,
+    "tokenizer_kind": "tokenizer.json",
+    "vocabulary_size": 60_000,
+    "eot_id": 59_999,
     "eot": "after",
     "token_type": "uint32",
     "text_column": "body",
@@ -43,9 +46,6 @@ CHANGED_RULES: dict[str, Any] = {
     "where": "score",
     "limit_documents": 1000,
     "limit_tokens": 2000,
-    "tokenizer_kind": "other",
-    "vocabulary_size": 9,
-    "eot_id": 8,
 }
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))
