@@ -203,9 +203,9 @@ def test_a_job_with_a_damaged_index_is_done_again(finished: Run, damage: Callabl
     assert_withdrawn(finished.look(), finished, {"c.parquet"}, index.name)
 
 
-@pytest.mark.parametrize("place", ["shard", "shard_index"])
+@pytest.mark.parametrize("place", ["shard", "index"])
 def test_damage_that_no_size_shows_is_noticed_after_a_session_was_cut_off(finished: Run, place: str) -> None:
-    path = getattr(finished.folder, place)("edu_fineweb_train_00003_000.bin")
+    path = finished.folder.local(getattr(layout, place)("edu_fineweb_train_00003_000.bin"))
     flip_last_bit(path)
 
     found = finished.look({"another", finished.session})
