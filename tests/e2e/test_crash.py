@@ -204,7 +204,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """
     corpus.write(tmp_path / "sources" / "0.parquet", ["document" * 6_000_000])
     with running(tmp_path / "sources", tmp_path / "out", tokenizer="gpt2", workers=1) as process:
-        wait_until(lambda: list(tmp_path.glob(f"out/{runner.PRIVATE}/temporary/0.parquet-*")), process)
+        wait_until(lambda: list(tmp_path.glob(f"out/{runner.PRIVATE}/temporary/*.0.parquet-*")), process)
         process.terminate()
         time.sleep(3)
         assert process.poll() is None, "the first signal should wait for the worker"

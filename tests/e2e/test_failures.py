@@ -463,7 +463,7 @@ def test_a_worker_that_does_nothing_is_ended_and_its_job_done_by_another(
 
 def unfinished(out: Path, kind: str) -> set[Path]:
     """Return the files under construction of sources or of joined shards."""
-    return set((out / PRIVATE / "temporary").glob(f"{kind}*"))
+    return set((out / PRIVATE / "temporary").glob(f"*.{kind}*"))
 
 
 @linux_only
