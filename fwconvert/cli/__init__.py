@@ -1,5 +1,14 @@
 """Words in, an exit code out; everything that prints is here."""
 
-from fwconvert.cli.parser import main
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from fwconvert.run.engines import Engine
+
+
+def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -> int:
+    """Run a command; return its exit code (see fwconvert.cli.parser, which is loaded only now)."""
+    from fwconvert.cli import parser  # noqa: PLC0415
+
+    return parser.main(argv, engine=engine)

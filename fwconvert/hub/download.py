@@ -18,7 +18,7 @@ from pathlib import Path
 from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub.client import endpoint
-from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry, TransientError
 from fwconvert.recipes import SourceShard
 from fwconvert.store import atomic, layout
@@ -45,7 +45,7 @@ class _ContentMismatch(Exception):
 class Download:
     """How a file is fetched: from where, how with_retries, and who is told of it."""
 
-    dataset: Dataset
+    remote: Remote
     patience: float
     stop: threading.Event
     # Given how many bytes have come, and lines for a person.
@@ -65,7 +65,7 @@ class Download:
             atomic.refuse_link(parts)
             for folder in (parts, place.parent):
                 atomic.have_folder(folder)
-            with _Part.opened(parts / part_name(file, self.dataset.revision), self._pause) as part:
+            with _Part.opened(parts / part_name(file, self.remote.revision), self._pause) as part:
                 if not self._is_there(file, place):
                     try:
                         self._download_verified(file, part)
@@ -128,7 +128,7 @@ class Download:
 
     def _append_response(self, file: SourceShard, part: "_Part", retry: Retry) -> None:
         """Append what one request brings."""
-        with self.dataset.open_range(file.path, part.bytes) as answer:
+        with self.remote.open_range(file.path, part.bytes) as answer:
             if answer.is_past_end:
                 raise _ContentMismatch(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
             if answer.total is not None and answer.total != file.bytes:

@@ -9,7 +9,7 @@ import threading
 from functools import lru_cache
 
 from fwconvert.errors import HubError, SourceError, message
-from fwconvert.hub.dataset import Dataset
+from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry, TransientError, with_retries
 from fwconvert.recipes import SourceShard
 
@@ -23,8 +23,8 @@ _RETRY_SECONDS = 8.0
 class RangedFile(io.RawIOBase):
     """A file of a dataset, read by ranges; bytes that were read lately are remembered."""
 
-    def __init__(self, dataset: Dataset, file: SourceShard, retry: Retry | None = None) -> None:
-        self._dataset = dataset
+    def __init__(self, remote: Remote, file: SourceShard, retry: Retry | None = None) -> None:
+        self._remote = remote
         self._file = file
         self._position = 0
         self._retry = retry or Retry(_RETRY_SECONDS, threading.Event(), lambda _: None)
@@ -69,7 +69,7 @@ class RangedFile(io.RawIOBase):
     def _range(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`; raise TransientError if fewer come."""
         found = bytearray()
-        with self._dataset.open_range(self._file.path, begin, end) as answer:
+        with self._remote.open_range(self._file.path, begin, end) as answer:
             if answer.is_past_end or answer.total not in (None, self._file.bytes):
                 raise SourceError(
                     message(

@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 
 from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.recipes import check_rules
@@ -19,7 +18,7 @@ from fwconvert.shards.passages import passages as passages_of
 from fwconvert.shards.stream import DocumentSpan, StreamReader
 from fwconvert.store import layout, run_manifest
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.tokens import registry
@@ -43,7 +42,7 @@ class RunReader:
     """The run in a folder."""
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.store = LocalStore(Path(out))
+        self.store = open_store(out)
         self.manifest: RunManifest = read_manifest(self.store)
         self.account = Account(self.manifest)
         self.account.recipe.source.check()

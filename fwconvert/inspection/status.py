@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from fwconvert import limits
 from fwconvert.errors import ManifestError
@@ -10,7 +9,7 @@ from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
 from fwconvert.store import base, layout
 from fwconvert.store.base import R, Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
 from fwconvert.store.recorded import join_receipts, shard_problem
 from fwconvert.store.run_manifest import RunManifest, files_described
@@ -50,7 +49,7 @@ class Status(Part, frozen=True):
 
 def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    store = LocalStore(Path(out))
+    store = open_store(out)
     recipe = read_plan(store)
     given = [_receipt(store, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from pathlib import Path
 
 from fwconvert import machine
 from fwconvert.errors import ManifestError
@@ -24,7 +23,7 @@ from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, on
 from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.store import base, layout, receipts, run_manifest, unlisted
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import JoinReceipt, Receipt
 from fwconvert.store.run_manifest import JobLine, RunManifest
 from fwconvert.tokens import registry
@@ -61,7 +60,7 @@ def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     version cannot read it; never for anything else in the folder.
     """
     started = time.monotonic()
-    store = LocalStore(Path(out))
+    store = open_store(out)
     account = Account(read_manifest(store))
     audits = _audits(store, account, threads or machine.cores())
     problems = [*manifest_problems(account)]

@@ -6,7 +6,6 @@ document if that is where it should be.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from fwconvert.job.reporter import Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
 from fwconvert.sources.parquet import Proof
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.tokens import registry
 
 # Tokens at a time: a few MB.
@@ -36,7 +35,7 @@ class ExistingTokens:
         self._exported = exported
         self._reporter = reporter
         self._reader = StreamReader(
-            LocalStore(Path(exported.run)),
+            open_store(exported.run),
             exported.rules,
             exported.passages,
             registry.of_rules(exported.rules).eot,

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import tee
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -29,7 +28,7 @@ from fwconvert.shards.shard import ShardWriter
 from fwconvert.sources.parquet import Proof
 from fwconvert.store import layout, receipts
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine, Sidecar, Tail
 
 # Full blocks that may be on their way to the disk.
@@ -78,7 +77,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
     the disk while the next one fills; what is left in the last one is the tail.
     """
     context = order.context
-    store = LocalStore(Path(context.run), context.session)
+    store = open_store(context.run, context.session)
     source = _open_source(order, store, reporter)
     reporter.check()  # The first sign of life: from here on it is the order that may fail.
 
@@ -123,7 +122,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
 def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     """Make one joined shard from tails."""
     context = order.context
-    store = LocalStore(Path(context.run), context.session)
+    store = open_store(context.run, context.session)
     reporter.check()
     for key in order.spent:
         store.remove(layout.tail(key), layout.tail_index(key))

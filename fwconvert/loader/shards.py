@@ -31,7 +31,7 @@ from fwconvert.shards.shard import numpy_type
 from fwconvert.store import layout, run_manifest, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.layout import Split
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 
@@ -58,9 +58,9 @@ class Selection:
     follow: bool = False
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> Store:
         """The store, should it be a run's."""
-        return LocalStore(Path(self.path))
+        return open_store(self.path)
 
     @property
     def is_run(self) -> bool:
@@ -260,7 +260,7 @@ def check_can_be_followed(selection: Selection) -> None:
 class Waiting:
     """How long to wait for what a run makes."""
 
-    store: LocalStore
+    store: Store
     timeout: float | None
     poll: float
 
@@ -291,8 +291,8 @@ class Waiting:
         return message(
             f"there is no run in this folder yet: {what}",
             "check that the path is right, and that the conversion was started",
-            folder=self.store.root.absolute(),
-            folder_exists="yes" if self.store.root.is_dir() else "no",
+            folder=self.store.local("").absolute(),
+            folder_exists="yes" if self.store.local("").is_dir() else "no",
             timeout="none" if self.timeout is None else f"{self.timeout:g} seconds",
         )
 

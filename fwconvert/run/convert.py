@@ -34,7 +34,7 @@ from fwconvert.run.state import RunState
 from fwconvert.run.tracker import Tracker
 from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions, unlisted
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Quarantined
 from fwconvert.store.run_manifest import Headline
 
@@ -91,7 +91,7 @@ def convert(
                 "leave one of --source and --keep-source out",
             )
         )
-    store = LocalStore(Path(out).absolute())
+    store = open_store(Path(out).absolute())
     store.refuse_links()  # Before anything is read from them.
     if not recipe.source.files:
         recipe = _with_sources(recipe, store, given)

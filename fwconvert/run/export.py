@@ -32,7 +32,7 @@ from fwconvert.run.inputs import Input, IsWanted, always
 from fwconvert.sources.catalog import Size
 from fwconvert.store import layout, saved_recipe, sessions
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import registry
 
@@ -90,8 +90,8 @@ class Export:
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
-        store = LocalStore(Path(out).absolute())
-        _refuse_inside(store.root, self._run.store.local(""))
+        store = open_store(Path(out).absolute())
+        _refuse_inside(store.local(""), self._run.store.local(""))
         given = environment(options, engine, observer, stop)
         return Conversion(store, self.recipe, FinishedRun(self._run), given).run()
 

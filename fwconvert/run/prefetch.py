@@ -19,6 +19,7 @@ from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Download
 from fwconvert.hub.ranged import RangedFile
+from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, SourceFile, Unfetched
 from fwconvert.options import Options
@@ -61,7 +62,9 @@ def open_input(recipe: Recipe, options: Options, store: Store) -> Input:
     if recipe.root is not None:
         return LocalFiles(manifest, recipe.root)
     terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
-    return Prefetch(manifest, terms, store.local(layout.SOURCES), None if keep is None else keep.absolute())
+    private = store.local(layout.SOURCES)
+    remote = Dataset(manifest.dataset, manifest.revision)
+    return Prefetch(remote, manifest, terms, private, None if keep is None else keep.absolute())
 
 
 class Prefetch(Input):
@@ -73,9 +76,11 @@ class Prefetch(Input):
     and each goes when its own job is done. Parts are named by their content.
     """
 
-    def __init__(self, manifest: SourceManifest, terms: Terms, private: Path, keep: Path | None) -> None:
+    def __init__(
+        self, remote: Remote, manifest: SourceManifest, terms: Terms, private: Path, keep: Path | None
+    ) -> None:
         self.root = keep
-        self._remote = Dataset(manifest.dataset, manifest.revision)
+        self._remote = remote
         self._files = manifest.files
         self._terms = terms
         self._private = private

@@ -29,7 +29,7 @@ from fwconvert.sources import catalog
 from fwconvert.sources.catalog import LOCAL
 from fwconvert.store import base, layout
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.run_manifest import most_shards
 
 # If the columns of the first do not fit, this many in all are looked at before the command is blamed.
@@ -56,7 +56,7 @@ def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = 
 
     Raises UsageError if the recipe names files on this machine and none of them is there.
     """
-    store, options = LocalStore(Path(out).absolute()), options or Options()
+    store, options = open_store(Path(out).absolute()), options or Options()
     inputs = open_input(recipe, options, store)
     refuse_wrong_folder(store, recipe, inputs)
     needed = inputs.estimate(recipe, options)
@@ -67,7 +67,7 @@ def plan(recipe: Recipe, out: str | os.PathLike[str], options: Options | None = 
         plan=needed,
         disk_needed=needed.output_bytes + needed.working_bytes + needed.fetched_bytes,
         disk_used_already=bytes_there(store),
-        disk_free=free_bytes(store.root),
+        disk_free=free_bytes(store.local("")),
     )
 
 

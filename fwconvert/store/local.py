@@ -17,7 +17,7 @@ from typing import Self
 
 from fwconvert import files
 from fwconvert.store import atomic, layout, lock
-from fwconvert.store.base import Content, FileState
+from fwconvert.store.base import Content, FileState, Store
 
 _LONGEST_SILENCE_NS = 24 * 60 * 60 * 10**9
 
@@ -245,3 +245,11 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:  # A link that leads to itself, for example: a file that cannot be read.
         return False
+
+
+def open_store(place: str | os.PathLike[str], session: str = "") -> Store:
+    """Return the store of the run that lies in `place`: its `uri`, or a folder as a user names it.
+
+    The one place that decides what kind of store a run has.
+    """
+    return LocalStore(Path(place), session)

@@ -184,6 +184,6 @@ def test_the_demo_refuses_files_of_the_user(sources: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     ended = convert("demo", sources, out)
     assert_tidy_end(ended, 2)
-    for word in ("the demo makes the files that it converts", str(sources), "leave --source out"):
+    for word in ("--version demo, which generates its own files", str(sources), "drop --source"):
         assert ended.stderr.count(word) == 1
     assert not out.exists()

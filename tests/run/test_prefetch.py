@@ -13,6 +13,7 @@ import examples
 import pytest
 
 from fwconvert.errors import HubError, OutputError, SourceError
+from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Download
 from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile, Unfetched
 from fwconvert.recipes import SourceShard
@@ -62,9 +63,9 @@ def prefetch_with(tmp_path: Path) -> Iterator[Make]:
     made: list[Prefetch] = []
 
     def make(prefetch: int = 3, connections: int = 2, workers: int = 2, keep: Path | None = None) -> Prefetch:
-        made.append(
-            Prefetch(MANIFEST, Terms(prefetch, connections, workers, 5.0), tmp_path / "private", keep)
-        )
+        remote = Dataset(MANIFEST.dataset, MANIFEST.revision)
+        terms = Terms(prefetch, connections, workers, 5.0)
+        made.append(Prefetch(remote, MANIFEST, terms, tmp_path / "private", keep))
         return made[-1].__enter__()
 
     yield make

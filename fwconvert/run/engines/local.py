@@ -30,7 +30,7 @@ from fwconvert.job.reporter import NoReporter, Reporter
 from fwconvert.processes import NO_START, ProcessLimits, cannot_start, ended_by
 from fwconvert.run.engines import Progress
 from fwconvert.store import layout
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 
 # The end of a worker's log, in which the reason for its death is looked for.
 _LOG_BYTES = 2**16
@@ -159,7 +159,7 @@ class LocalEngine:
         return slot.future
 
     def _add_slot(self, order: Order) -> _Slot:
-        logs = LocalStore(Path(order.context.run)).local(layout.LOGS)
+        logs = open_store(order.context.run).local(layout.LOGS)
         log = logs / f"{order.context.session}-worker-{len(self._slots)}.log"
         try:
             slot = _Slot(Board(self.context), log)
