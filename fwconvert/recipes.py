@@ -1,10 +1,8 @@
-"""What a user asks for: a recipe, which decides the output bytes, and options, which do not.
+"""Recipes: everything that decides the output bytes, and whether it can be carried out.
 
 Equal recipes have an equal `recipe_id` and give equal bytes on any machine,
 with any options. So a thing belongs in the recipe exactly if changing it
 changes a byte or a name of the output.
-
-Whether rules can be carried out; if not, what to change.
 """
 
 import math

@@ -9,11 +9,8 @@ canonical, so that equal records are equal bytes and may be hashed.
 A record may come from anywhere. Before it is read its size is held against what
 its kind can have, and before it is decoded what it would take in memory.
 
-Whether values that come from a Python program are of the types that are declared for them.
-
-A command line is read by argparse, which refuses what is none of its choices
-and no number. A program may pass anything, and a record that is written with
-it could not be read again: reading is strict. So this is as strict.
+Values that a Python program passes are held to their declared types, too
+(`check_values`): a record written with another type could not be read again.
 """
 
 import hashlib

@@ -1,11 +1,8 @@
-"""Numbers and texts in few columns: for a display, whatever its width and its encoding.
+"""What is shown of a run, as lines of text: from a snapshot and a speed, for any width and encoding.
 
-How fast a session works: the speed of the last half minute of its own work.
-
-An average since the start would let a resumed run claim the speed of its
+The speed is that of the last half minute of this session's own work. An
+average since the start would let a resumed run claim the speed of its
 predecessors, and would show a slow start for hours.
-
-What is shown of a run, as text: lines from a snapshot and a speed, for any width.
 """
 
 from __future__ import annotations

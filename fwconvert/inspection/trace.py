@@ -1,10 +1,9 @@
-"""Find the parquet row that a document of a run was made from: on this machine, or over the hub.
+"""Where a token comes from: its document, the row of its source, and what the row says about itself.
 
-A file that is only looked at is not hashed. What proves it is the row itself:
-its text must give exactly the tokens that stand in the token shards. Until then
-it may be anything, so it is read in a process that is ended if it takes too much.
-
-Where a token comes from: its document, the row of its source, and what that says of itself.
+The row is looked for on this machine, then over the hub. A file that is only
+looked at is not hashed. What proves it is the row itself: its text must give
+exactly the tokens in the token shards. Until then it may be anything, so it is
+read in a process that is killed if it takes too much.
 """
 
 import os

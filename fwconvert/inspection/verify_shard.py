@@ -1,12 +1,10 @@
-"""One pass over the bytes of a token shard: their hash, their ids, and where documents start.
+"""Audit one token shard and its document index against their line in the run manifest.
 
-Audit one token shard and its document index against their line in the run manifest.
-
-Each token is read once, in steps, for its hash and for its meaning. It is read
-and not mapped, because a disk that fails under a map ends the process, while a
-failed read is an error that can be told. What one shard cannot tell (whether
-its first token continues a document) is left to whoever knows its neighbours;
-a Stretch is what they need to know.
+Each token is read once, in steps: for its hash, its range, and where documents
+start. It is read and not mapped, because a disk that fails under a map ends the
+process, while a failed read is an error that can be reported. What one shard
+cannot show (whether its first token continues a document) is left to the caller,
+who knows its neighbours; a Stretch is what it needs for that.
 """
 
 import hashlib

@@ -1,20 +1,17 @@
-"""A file that is written in large blocks by a thread beside, and past the page cache where possible.
-
-Token shards are written once and read by somebody else, later. Keeping a copy
-of them in the page cache costs a worker more than hashing them, and pushes
-out what the machine could use. So whole blocks are written with O_DIRECT from
-memory that is used again and again; where the system has no such thing, they
-are written the ordinary way. Small files never fill a block, and are written
-the ordinary way when they are finished.
-
-The one place that writes output files.
+"""The hand that writes output files on this machine's disk.
 
 Every file is written under a temporary name, flushed to the disk, and only
 then given its final name, so that a crash at any instant leaves either the old
-state or the whole new file (DESIGN invariant 2). Any failure of the operating
-system becomes an OutputError, which stops a run cleanly and is never blamed on
-a job. After a failed fsync nothing is retried on the same file: the kernel may
-already have dropped the pages and would report success (fsyncgate).
+state or the whole new file. Any failure of the operating system becomes an
+OutputError, which stops a run cleanly and is never blamed on a job. After a
+failed fsync nothing is retried on the same file: the kernel may already have
+dropped the pages and would report success (fsyncgate).
+
+Content is written in large blocks by a thread, past the page cache where that
+is possible. Token shards are written once and read later, by a trainer; a copy
+in the page cache costs a worker more than hashing them. So whole blocks are
+written with O_DIRECT from memory that is used again and again. Small files
+never fill a block, and are written the ordinary way when they are finished.
 """
 
 import errno
