@@ -155,7 +155,7 @@ def check_open_files(workers: int, fetches: int) -> None:
     fit = (allowed - others) // _FILES_FOR_A_WORKER
     raise UsageError(
         message(
-            "so many workers need more open files than the system allows",
+            "this many workers need more open files than the system allows",
             *([f"pass --workers {fit}"] if fit > 0 else []),
             f"allow more open files: ulimit -n {needed} (first its hard limit has to be raised)",
             workers=workers,
@@ -171,7 +171,7 @@ def cannot_start(error: BaseException) -> str:
     return message(
         "a worker process cannot be started",
         "free some memory, or allow more processes (ulimit -u), or pass fewer --workers;"
-        " then run the same command again: it goes on where it stopped",
+        " then run the same command again: it continues where it stopped",
         reason=f"{type(error).__name__}: {plain(error)}",
     )
 

@@ -88,7 +88,7 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
         if not is_revision(self.revision) or not _is_folder(self.folder):
             raise ManifestError(
                 message(
-                    "a source manifest has a revision or a folder that cannot be",
+                    "a source manifest has an invalid revision or folder",
                     manifest=self.name,
                     revision=ascii(self.revision),
                     folder=ascii(self.folder),
@@ -110,7 +110,7 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
         told = self.totals
         counts = (told.bytes, told.rows, told.tokens, self.bytes)
         if not 0 <= told.files <= _MOST_FILES or not all(0 <= count <= _MOST_BYTES for count in counts):
-            raise ManifestError(message("a source manifest has totals that cannot be", manifest=self.name))
+            raise ManifestError(message("a source manifest has impossible totals", manifest=self.name))
 
 
 class Rules(Part, frozen=True, omit_defaults=True):
@@ -297,7 +297,7 @@ def check_rules(rules: Rules) -> Rules:
     _check_count("--val-tokens", rules.val_tokens, 0, most, kind.limit)
     _check_text_column(rules.text_column)
     if not 1 <= rules.block_digits <= 20:
-        raise UsageError(message("block numbers cannot have so many digits", digits=rules.block_digits))
+        raise UsageError(message("block numbers cannot have this many digits", digits=rules.block_digits))
     _check_tokenizer(rules)
     _check_compression(rules)
     _check_choice(rules)

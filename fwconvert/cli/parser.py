@@ -270,9 +270,9 @@ def _add_choice(add: Callable[..., object]) -> None:
     add("--min-int-score", metavar="N", type=_whole, help="keep rows whose column int_score is at least N")
     add("--where", metavar="EXPR",
         help="keep rows for which this is true: \"language_score > 0.9 and language == 'en'\"")  # fmt: skip
-    add("--limit-documents", metavar="N", type=_count(1), help="end after so many documents")
+    add("--limit-documents", metavar="N", type=_count(1), help="stop after N documents")
     add("--limit-tokens", metavar="N", type=_count(1),
-        help="end after so many tokens, separators included; the last document is cut there")  # fmt: skip
+        help="stop after N tokens, separators included; the last document is cut there")  # fmt: skip
 
 
 def _add_out(group: "argparse._ArgumentGroup") -> None:

@@ -68,7 +68,7 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.complete:
         blocked = result.failed and recipe.rules.is_limited
         why = ["the limit counts from the first source on: nothing behind one that failed can be decided"]
-        return [*(why if blocked else []), "run the same command again: it goes on where it stopped"]
+        return [*(why if blocked else []), "run the same command again: it continues where it stopped"]
     if not result.headline.documents:
         return ["there is not one document: see what was skipped, and the filter if there is one"]
     head, rules = result.headline, recipe.rules

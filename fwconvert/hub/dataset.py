@@ -327,7 +327,7 @@ class FileStream:
                 raise TransientError("the server answers a range without saying which")
             self.begin, last, self.total = (int(text) for text in span.groups())
             if not self.begin <= last < self.total:
-                raise TransientError("the server answers a range that cannot be")
+                raise TransientError("the server answers with an impossible range")
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._response)
@@ -350,7 +350,7 @@ def _shard(entry: _Entry) -> SourceShard:
     if not shard.is_safe:
         raise HubError(
             message(
-                "the hub lists a file that cannot be: see its name, size and sha256",
+                "the hub lists an invalid file: see its name, size and sha256",
                 path=ascii(shard.path),
                 bytes=shard.bytes,
                 sha256=ascii(shard.sha256),

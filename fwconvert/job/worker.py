@@ -166,7 +166,7 @@ def _open_source(order: ConvertOrder, store: Store, reporter: Reporter) -> Token
         raise _CannotBegin(
             message(
                 "a worker process cannot load its tokenizer",
-                "fix this, then run the same command again: it goes on where it stopped",
+                "fix this, then run the same command again: it continues where it stopped",
                 tokenizer=order.context.rules.tokenizer,
                 encoder=order.context.encoder,
                 reason=_reason(error),

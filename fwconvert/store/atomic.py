@@ -343,20 +343,20 @@ def _what_failed(path: Path, error: OSError, needed: int) -> str:
         return message(
             "the output cannot be written: something else lies where a file of ours belongs",
             "find out who put it there and remove it, then run the same command again:"
-            " it goes on where it stopped",
+            " it continues where it stopped",
             file=path,
             found=error.strerror,
         )
     name = errno.errorcode.get(error.errno or 0, "error")
     reason = f"{error.strerror or error} ({name})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        action = "free some space, then run the same command again: it goes on where it stopped"
+        action = "free some space, then run the same command again: it continues where it stopped"
         return message(
             "no space is left for the output", action, file=path, reason=reason, bytes_so_far=f"{needed:,}"
         )
     return message(
         "the output cannot be written",
-        "mend this, then run the same command again: it goes on where it stopped",
+        "fix this, then run the same command again: it continues where it stopped",
         file=path,
         reason=reason,
     )
