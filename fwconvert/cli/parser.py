@@ -32,7 +32,7 @@ FineWeb-Edu parquet in, exact fixed-size token shards out.
 
   fwconvert --version demo                  try it: offline, in seconds
   fwconvert --version 10B                   fetch FineWeb-Edu and convert it
-  fwconvert --source DIR --out OUT          convert parquet files that are here
+  fwconvert --source DIR --out OUT          convert your own parquet files
   fwconvert plan    [the same options]      what it would need; changes nothing
   fwconvert pin     REPO PATH -o FILE       a manifest of any dataset, for --version FILE
   fwconvert status  OUT                     how far a run is
@@ -40,9 +40,9 @@ FineWeb-Edu parquet in, exact fixed-size token shards out.
   fwconvert show    OUT SHARD               read the documents of a token shard
   fwconvert show    OUT --document N        read one document of the run
   fwconvert trace   OUT SHARD:OFFSET        the source, row, id and URL of a token
-  fwconvert export  OUT --format F -o DIR   another format, without tokenising again
+  fwconvert export  OUT --format F -o DIR   another format, without tokenizing again
 
-The same command goes on after any crash. To start over, remove the folder.
+Run the same command again after a crash: it continues. To start over, remove the folder.
 """
 
 
@@ -296,7 +296,7 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--rehash", action="store_true",
-        help="hash all output that is there, and make again what is damaged "
+        help="hash all existing output, and make again what is damaged "
         "(default: hash what was written to since)",
     )  # fmt: skip
     group.add_argument(
@@ -305,22 +305,22 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
     )  # fmt: skip
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
-        help="a process that has more is ended (default: its share of 80 %% of the machine's)",
+        help="a process that uses more is killed (default: its share of 80 %% of the machine's)",
     )  # fmt: skip
     group.add_argument(
         "--stall-timeout", metavar="SECONDS", type=_count(1), default=900,
-        help="a process that does nothing for so long is ended (default: 900)",
+        help="a process without progress for this long is killed (default: 900)",
     )  # fmt: skip
 
 
 def _add_fetching(add: Callable[..., object]) -> None:
     add("--keep-source", metavar="DIR", type=_path,
-        help="keep fetched files here, and use those that are (default: remove them)")  # fmt: skip
+        help="keep fetched files here, and reuse those that exist (default: remove them)")  # fmt: skip
     add("--prefetch", metavar="N", type=_count(1),
         help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
     add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
     add("--patience", metavar="SECONDS", type=_count(1), default=600,
-        help="how long to go on trying while nothing comes from the hub (default: 600)")  # fmt: skip
+        help="how long to keep trying while nothing comes from the hub (default: 600)")  # fmt: skip
 
 
 def _given(text: str) -> str:
