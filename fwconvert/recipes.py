@@ -80,7 +80,7 @@ class SourceManifest(Record, frozen=True, dict=True, tag="fwconvert source manif
         if not is_dataset(self.dataset):
             raise ManifestError(
                 message(
-                    "a source manifest has no name of a dataset",
+                    "a source manifest has an invalid dataset name",
                     manifest=self.name,
                     dataset=ascii(self.dataset),
                 )

@@ -69,7 +69,7 @@ class Dataset:
         if not is_commit(found.sha):
             raise HubError(
                 message(
-                    "the hub names a commit that is none",
+                    "the hub names an invalid commit",
                     "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
                     commit=ascii(found.sha),
                     **self._facts(),
@@ -162,7 +162,7 @@ class Dataset:
 
     def _invalid_answer(self, reason: str, packed: str = "") -> str:
         return message(
-            "the hub's answer is not what a hub answers",
+            "the hub's answer is invalid",
             "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
             reason=reason,
             **({"packed_as": packed} if packed else {}),
@@ -218,7 +218,7 @@ class Dataset:
         except (api.httpx.UnsupportedProtocol, api.httpx.InvalidURL) as error:
             raise HubError(
                 message(
-                    "the address of the hub is not one",
+                    "the address of the hub is invalid",
                     "HF_ENDPOINT must be like https://huggingface.co",
                     endpoint=endpoint(),
                     reason=plain(error),

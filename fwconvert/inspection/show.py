@@ -72,7 +72,7 @@ def find_shard(manifest: RunManifest, name: str) -> ShardLine:
         some = ", ".join(line.name for line in (found or manifest.shards)[:3])
         raise UsageError(
             message(
-                "that name means several token shards"
+                "that name matches several token shards"
                 if found
                 else "there is no such token shard in this run",
                 "give the whole name of one",

@@ -257,7 +257,7 @@ def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
     except ValueError as error:
         raise UsageError(
             message(
-                "this is not the place of a token",
+                "this does not name a token",
                 "give a token shard and the number of a token in it, from 0: train_00000_001:1234",
                 given=given,
                 reason=error,

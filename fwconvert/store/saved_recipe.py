@@ -53,7 +53,7 @@ def save_plan(store: Store, recipe: Recipe) -> None:
     if before is None and not records.can_be_read(content):
         raise UsageError(
             message(
-                "a run cannot have so many sources: its records would be too large to read",
+                "a run cannot have this many sources: its records would be too large to read",
                 "convert some of them at a time, each time into another --out",
                 sources=f"{len(recipe.source.files):,}",
             )

@@ -271,7 +271,7 @@ def _sha256(content: bytes) -> str:
 
 def _wrong_table(vocabulary: Vocabulary, where: str, found: object) -> str:
     return message(
-        "a rank table is not what it should be",
+        "a rank table has the wrong content",
         "install fwconvert again" if _is_built_in(vocabulary) else "run the same command again",
         tokenizer=vocabulary.name,
         file=where,
@@ -283,7 +283,7 @@ def _wrong_table(vocabulary: Vocabulary, where: str, found: object) -> str:
 def _cannot_be_had(vocabulary: Vocabulary, reason: object) -> str:
     cached = _cached(vocabulary)
     return message(
-        "the rank table of this tokenizer cannot be had",
+        "the rank table of this tokenizer cannot be fetched",
         f"put the file of that url at that place and set TIKTOKEN_CACHE_DIR={cached.parent}"
         if cached
         else f"set TIKTOKEN_CACHE_DIR to a folder that holds that file as {_cached_name(vocabulary)}",

@@ -223,12 +223,12 @@ def test_show_wants_a_shard_or_a_document(
 @pytest.mark.parametrize(
     ("place", "wrong"),
     [
-        ("train_00000_000", "not the place of a token"),
-        ("train_00000_000:", "not the place of a token"),
-        ("train_00000_000:x", "not the place of a token"),
-        ("train_00000_000:-1", "not the place of a token"),
-        ("train_00000_000:1.5", "not the place of a token"),
-        ("", "not the place of a token"),
+        ("train_00000_000", "does not name a token"),
+        ("train_00000_000:", "does not name a token"),
+        ("train_00000_000:x", "does not name a token"),
+        ("train_00000_000:-1", "does not name a token"),
+        ("train_00000_000:1.5", "does not name a token"),
+        ("", "does not name a token"),
         ("train_00000_000:100", "from 0 to 99"),
         ("train_00000_000:1e12", "from 0 to 99"),
         ("train_00002:36", "from 0 to 35"),

@@ -212,7 +212,7 @@ class LocalEngine:
         if most is None or now is None or now <= most:
             return None
         text = message(
-            "the worker process needed too much memory and was ended",
+            "the worker process needed too much memory and was killed",
             "if the source is sound, allow more with --worker-memory, with fewer --workers",
             had=f"{now:,} bytes",
             allowed=f"{most:,} bytes",
@@ -227,7 +227,7 @@ class LocalEngine:
         if most is None or now - slot.beat_at <= most:
             return None
         text = message(
-            "the worker process made no progress and was ended",
+            "the worker process made no progress and was killed",
             "look at the disk and at the source; if both are sound, allow more with --stall-timeout",
             waited=f"{now - slot.beat_at:,.0f} s",
             done=f"{slot.board.fraction:.0%}",
