@@ -126,14 +126,17 @@ def test_a_source_that_fails_in_its_worker_shows_no_secret(tmp_path: Path, files
 
 
 def test_a_worker_that_is_lost_shows_no_secret(tmp_path: Path, files: dict[str, bytes]) -> None:
-    """Its memory is looked at some times a second, so a worker may be through with a small source before."""
+    """Its memory is looked at some times a second, so a worker may be through with a small source before.
+
+    A forked one always would be: Python's variable makes the tests start this program, and so its worker.
+    """
     codes: list[int] = []
     while 1 not in codes:
         assert len(codes) < 20
         place = tmp_path / str(len(codes))
         place.mkdir()
         with world(place, {GOOD: files[GOOD]}) as made:
-            codes.append(made.convert("--worker-memory", 1000, FWCONVERT_DEBUG="1").code)
+            codes.append(made.convert("--worker-memory", 1000, FWCONVERT_DEBUG="1", PYTHONHASHSEED="0").code)
 
 
 def status(number: int, **headers: str) -> Answering:
