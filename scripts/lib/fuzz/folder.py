@@ -132,7 +132,7 @@ def plan(scratch: Path) -> Callable[[bytes], object]:
             data = records.encode(msgspec.structs.replace(saved, recipe_id=saved.recipe.recipe_id))
         folder.local(layout.PLAN).write_bytes(data)
         attempts = _Attempts()
-        for reader in (saved_recipe.read_plan, lambda at: status.status(at.path), saved_recipe.has_plan):
+        for reader in (saved_recipe.read_plan, lambda at: status.status(at.root), saved_recipe.has_plan):
             attempts.attempt(lambda reader=reader: reader(folder))  # type: ignore[misc]
         attempts.attempt(lambda: saved_recipe.adopt(folder, known))
         attempts.attempt(lambda: saved_recipe.known_sources(folder, known))
@@ -209,8 +209,8 @@ def small_records(scratch: Path) -> Callable[[bytes], object]:
         for reader in (
             sessions.all_of,
             saved_recipe.read_source_root,
-            lambda at: at.store.holder(),
-            lambda at: status.status(at.path),
+            lambda at: at.holder(),
+            lambda at: status.status(at.root),
         ):
             reader(folder)  # These never refuse: they ignore what they cannot read.
         attempts.raise_if_none_read()
