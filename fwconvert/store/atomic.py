@@ -18,6 +18,7 @@ import errno
 import hashlib
 import mmap
 import os
+import sys
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -166,8 +167,9 @@ def _take() -> mmap.mmap:
         return _spare.pop()
     except IndexError:
         # Pages of its own, as O_DIRECT wants; by default they would be shared with forked processes.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        return mmap.mmap(-1, BLOCK_BYTES, **private)
+        if sys.platform == "win32":
+            return mmap.mmap(-1, BLOCK_BYTES)
+        return mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 @cache
