@@ -310,7 +310,7 @@ def test_a_file_beside_a_shard_that_is_not_in_the_manifest_is_told(
 
     found = verify(out).problems
     assert [(problem.file, problem.what) for problem in found] == [
-        (extra, "is not of this run, though a trainer would take it for a file of it")
+        (extra, "is not of this run, but a trainer would take it for a part of it")
     ]
 
 
