@@ -243,7 +243,7 @@ def test_memory_that_is_too_little_for_any_source_is_blamed_on_none(
     out = tmp_path / "out"
     words = runner.command(sources, out, workers=2, **RECIPE)
 
-    # Python's variable makes it a started program: a forked worker has begun its source before it is looked at.
+    # Python's variable makes it a started program: a forked worker begins its source before it is looked at.
     ended = run([*words, "--worker-memory", "10M"], PYTHONHASHSEED="0")
     assert_nobody_is_to_blame(ended, out, "too much memory")
 
