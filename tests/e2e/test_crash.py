@@ -85,7 +85,8 @@ class Moment:
         wanted = int(self.part * golden.steps)
         wait_until((out / runner.PRIVATE / "plan.json").exists, process)
         wait_until(lambda: steps(out) >= wanted, process)
-        time.sleep(self.seconds)
+        # Sooner with each run that was quicker than the strike: see in_time, which numbers the folders.
+        time.sleep(self.seconds / 2 ** (int(out.name) if out.name.isdigit() else 0))
 
 
 def assert_resume_equals(golden: Undisturbed, out: Path) -> None:
