@@ -16,7 +16,7 @@ Values that a Python program passes are held to their declared types, too
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -171,26 +171,6 @@ def content(read_whole: Callable[[int], bytes], kind: type[R], where: str) -> by
 def can_be_read(raw: bytes) -> bool:
     """Tell whether a record can be read though nothing that it describes is there yet."""
     return len(raw) <= MOST_BYTES and _memory(raw) <= _MOST_MEMORY
-
-
-def names_in(folder: Path) -> Iterator[str]:
-    """Yield the names of the records in a folder, in no order; there may be a million of somebody else."""
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".json"):
-                    yield entry.name
-    except (FileNotFoundError, NotADirectoryError):
-        return
-
-
-def files_in(folder: Path) -> int:
-    """Return how many entries a folder has; 0 if there is none."""
-    try:
-        with os.scandir(folder) as entries:
-            return sum(1 for _ in entries)
-    except OSError:
-        return 0
 
 
 def _memory(raw: bytes) -> int:

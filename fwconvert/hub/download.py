@@ -43,7 +43,7 @@ class _ContentMismatch(Exception):
 
 @dataclass(frozen=True)
 class Download:
-    """How a file is fetched: from where, how with_retries, and who is told of it."""
+    """How a file is fetched: from where, for how long it is retried, and who is told of it."""
 
     remote: Remote
     patience: float
