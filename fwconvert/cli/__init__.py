@@ -1,4 +1,4 @@
-"""Words in, an exit code out; everything that prints is here."""
+"""The command line: parsing, commands, and everything that prints."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -> int:
-    """Run a command; return its exit code (see fwconvert.cli.parser, which is loaded only now)."""
+    """Run a command and return its exit code; fwconvert.cli.parser is loaded only now."""
     from fwconvert.cli import parser  # noqa: PLC0415
 
     return parser.main(argv, engine=engine)

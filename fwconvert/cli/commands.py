@@ -1,8 +1,8 @@
 """What each command does, and what it prints.
 
 Results go to standard output, progress and errors to standard error. Neither
-changes the exit code, which says what came of the work. What does the work is
-imported when a command needs it, so that `--help` and `status` are instant.
+changes the exit code, which reports the outcome of the work. The modules that do
+the work are imported when a command needs them, so `--help` and `status` are instant.
 """
 
 import argparse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def convert(args: argparse.Namespace) -> int:
-    """Convert, and say what came of it."""
+    """Convert, and print the outcome."""
     from fwconvert.run import convert as run  # noqa: PLC0415
 
     recipe, out, options = _asked(args)
@@ -45,7 +45,7 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Make another run from a finished one, and say what came of it."""
+    """Make another run from a finished one, and print the outcome."""
     from fwconvert.run.export import Changes, Export  # noqa: PLC0415
 
     exporting = Export(args.out, cast("Changes", _named(args, Changes.__annotations__)))
@@ -62,13 +62,13 @@ def export(args: argparse.Namespace) -> int:
 def _watched(
     recipe: Recipe, args: argparse.Namespace, work: "Callable[[Observer, StopSwitch], Result]"
 ) -> "tuple[int, Result | None]":
-    """Do the work, show how far it is and what came of it; return the exit code, and the result if any."""
+    """Do the work, show progress and the outcome; return the exit code, and the result if any."""
     from fwconvert.cli import progress  # noqa: PLC0415
 
     try:
         with progress.choose(quiet=args.quiet) as observer, _stopping() as stop:
             result = work(observer, stop.switch)
-    except Stopped as error:  # before anything had begun
+    except Stopped as error:  # before any work began
         note(f"fwconvert: {error}")
         return 128 + stop.signal, None
     if not args.quiet:
@@ -127,7 +127,7 @@ def pin(args: argparse.Namespace) -> int:
 
 
 def _mention(text: str) -> None:
-    """Tell of what was made. It is there whether or not this can be told: a full log undoes no run."""
+    """Print what was made. The work stands even if this fails: a full log disk does not undo a run."""
     try:
         tell(text)
     except OutputError as error:
@@ -135,7 +135,7 @@ def _mention(text: str) -> None:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Show how far a run is; the exit code tells whether it is complete."""
+    """Show how far a run is; the exit code says whether it is complete."""
     from fwconvert.inspection.status import status as look  # noqa: PLC0415
 
     found = look(args.out)
@@ -144,7 +144,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Prove a run."""
+    """Verify a run."""
     from fwconvert.inspection.verify import verify as prove  # noqa: PLC0415
 
     report = prove(args.out)
@@ -159,7 +159,7 @@ def show(args: argparse.Namespace) -> int:
 
     if (args.shard is None) == (args.document is None):
         raise UsageError(
-            message("one thing can be shown at a time", "name a token shard, or pass --document N")
+            message("exactly one thing can be shown", "name a token shard, or pass --document N")
         )
     if args.document is not None:
         document, place = numbered(args.out, args.document)
@@ -182,7 +182,7 @@ def trace(args: argparse.Namespace) -> int:
 
 
 class _Stopping:
-    """A stop switch that remembers which signal asked first."""
+    """A stop switch, and the signal that came first: it decides the exit code."""
 
     def __init__(self, switch: "StopSwitch") -> None:
         self.switch = switch
@@ -194,19 +194,19 @@ class _Stopping:
         self.switch.ask()
 
     def ask_once(self, number: int, _: FrameType | None) -> None:
-        """Ask, but never a second time: a lost terminal is told by the kernel and by the shell."""
+        """Ask unless asked already: kernel and shell may both send SIGHUP for one lost terminal."""
         if not self.switch.asked:
             self.ask(number, _)
 
 
 @contextmanager
 def _stopping() -> Iterator[_Stopping]:
-    """Let SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the process anywhere."""
+    """Turn SIGINT, SIGTERM and SIGHUP into stop requests, so the process ends only at a safe place."""
     from fwconvert.run.events import StopSwitch  # noqa: PLC0415
 
     stopping = _Stopping(StopSwitch())
     handlers = {signal.SIGINT: stopping.ask, signal.SIGTERM: stopping.ask}
-    # nohup has it ignored, and then it stays so; Windows has no terminal to lose.
+    # Under nohup SIGHUP is ignored and must stay so; Windows does not have it.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         handlers[signal.SIGHUP] = stopping.ask_once
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -229,11 +229,11 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _named(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the flags of these names, as far as the command has them: a flag is called like what it sets."""
+    """Return the values of those flags that the command has; a flag is named after what it sets."""
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def _default_out(version: str | None, source: str | None) -> Path:
     if version is None and source is not None:
-        raise UsageError(message("no output folder was named", "pass --out DIR"))
+        raise UsageError(message("--out is missing", "pass --out DIR"))
     return Path(f"edu_fineweb{Path(version or '').stem}")

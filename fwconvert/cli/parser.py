@@ -1,8 +1,8 @@
-"""The command line: words in, an exit code out.
+"""The command-line parser: arguments in, an exit code out.
 
-Exit codes: 0 done; 1 not done or not right; 2 the caller's mistake, and nothing
-was written; 129, 130 and 143 stopped (SIGHUP, SIGINT, SIGTERM). They say what came
-of the work, whether or not anybody reads what is printed.
+Exit codes: 0 done; 1 incomplete or failed; 2 the caller's mistake, and nothing was
+written; 129, 130 and 143 stopped (SIGHUP, SIGINT, SIGTERM). They report the outcome
+of the work, even if nothing can be printed.
 """
 
 import argparse
@@ -24,32 +24,32 @@ from fwconvert.errors import FwconvertError, UsageError, message
 from fwconvert.formats import FormatName
 from fwconvert.options import parse_count
 
-if TYPE_CHECKING:  # For its name only: --help must not wait for it.
+if TYPE_CHECKING:  # For annotations only, so that --help stays fast.
     from fwconvert.run.engines import Engine
 
 _DESCRIPTION = """\
-FineWeb-Edu parquet in, exact fixed-size token shards out.
+Convert FineWeb-Edu parquet files into exact fixed-size token shards.
 
   fwconvert --version demo                  try it: offline, in seconds
   fwconvert --version 10B                   fetch FineWeb-Edu and convert it
   fwconvert --source DIR --out OUT          convert your own parquet files
-  fwconvert plan    [the same options]      what it would need; changes nothing
-  fwconvert pin     REPO PATH -o FILE       a manifest of any dataset, for --version FILE
+  fwconvert plan    [the same options]      what a run would need; changes nothing
+  fwconvert pin     REPO PATH -o FILE       pin any dataset, for --version FILE
   fwconvert status  OUT                     how far a run is
-  fwconvert verify  OUT                     prove every file of a run
+  fwconvert verify  OUT                     check every file of a run
   fwconvert show    OUT SHARD               read the documents of a token shard
   fwconvert show    OUT --document N        read one document of the run
   fwconvert trace   OUT SHARD:OFFSET        the source, row, id and URL of a token
   fwconvert export  OUT --format F -o DIR   another format, without tokenizing again
 
-Run the same command again after a crash: it continues. To start over, remove the folder.
+After a crash, run the same command again: it resumes. To start over, remove the folder.
 """
 
 
 def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -> int:
     """Run a command; return its exit code. Errors are printed, never raised.
 
-    A program may give an engine for `convert` and `export` to run on.
+    A program may pass the engine that `convert` and `export` run on.
     """
     processes.open_standard_streams()
     try:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -
         return _complain(error, 1)
     except KeyboardInterrupt:
         return _complain("stopped", 130)
-    except Exception as error:  # noqa: BLE001  # a person should not have to read a traceback
+    except Exception as error:  # noqa: BLE001  # users should not have to read a traceback
         if os.environ.get("FWCONVERT_DEBUG"):
             note(plain(traceback.format_exc()))
         return _complain(
@@ -74,7 +74,7 @@ def _complain(error: object, code: int) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints as all of us do, so that a reader who has gone does not change the exit code."""
+    """Prints through the console module, so that a broken pipe does not change the exit code."""
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002  # always a result
         tell(self.format_help().removesuffix("\n"))
@@ -104,8 +104,8 @@ def _run(argv: list[str], engine: "Engine | None") -> int:
     if argv[0] not in parsers:
         close = difflib.get_close_matches(argv[0], parsers, n=1)
         meant = [f"did you mean {word}?" for word in close]
-        known = f"the commands are {', '.join(parsers)}; no command word means: convert"
-        raise UsageError(message("there is no command of this name", *meant, known, given=argv[0]))
+        known = f"the commands are {', '.join(parsers)}; without a command it converts"
+        raise UsageError(message("unknown command", *meant, known, given=argv[0]))
     make, command = parsers[argv[0]]
     return command(make().parse_args(argv[1:], argparse.Namespace(engine=engine)))
 
@@ -164,7 +164,7 @@ def _status_parser() -> argparse.ArgumentParser:
 def _verify_parser() -> argparse.ArgumentParser:
     parser = _parser(
         "verify",
-        "Prove every file of a run: sizes, sha256, totals, document index, token ids. Exit code 1: problems.",
+        "Check every file of a run: sizes, sha256, totals, document index, token ids. Exit code 1: problems.",
     )
     _add_run(parser)
     _add_json(parser)
@@ -178,7 +178,7 @@ def _show_parser() -> argparse.ArgumentParser:
     add("shard", metavar="SHARD", nargs="?", help="a token shard's name, or an unambiguous part of it")
     add("--documents", metavar="N", type=_count(1), default=3, help="how many (default 3)")
     add("--document", metavar="N", type=_count(1),
-        help="document number N of the run instead, whole; 1 is the first of the first source")  # fmt: skip
+        help="instead: the whole document N of the run; 1 is the first one of the first source")  # fmt: skip
     return parser
 
 
@@ -186,12 +186,12 @@ def _trace_parser() -> argparse.ArgumentParser:
     parser = _parser(
         "trace",
         "Show where a token comes from: the source file, the row, and the id and url in that row.\n"
-        "The row is read from --source, from where the sources were, or from the hub; its text proves it.",
+        "The row is read from --source, from its former place, or from the hub, and must match the tokens.",
     )
     _add_run(parser)
     add = parser.add_argument
-    add("place", metavar="SHARD:OFFSET", help="a token shard, and the number of a token in it, from 0")
-    add("--source", metavar="DIR", type=_path, help="the folder that has the source files")
+    add("place", metavar="SHARD:OFFSET", help="a token shard, and the index of a token in it, from 0")
+    add("--source", metavar="DIR", type=_path, help="the folder with the source files")
     _add_json(parser)
     return parser
 
@@ -199,9 +199,9 @@ def _trace_parser() -> argparse.ArgumentParser:
 def _export_parser() -> argparse.ArgumentParser:
     parser = _parser(
         "export",
-        "Make another run from a finished one without tokenising again. The files are those that a\n"
-        "conversion with these flags would make; what is not given stays as it is.\n"
-        "The same command goes on after a crash.",
+        "Make another run from a finished one without tokenizing again. The files are those that a\n"
+        "conversion with these flags would make; whatever is not given stays as it is.\n"
+        "After a crash, run the same command again: it resumes.",
     )
     _add_run(parser)
     _add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
@@ -240,29 +240,28 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> None:
-    """Add what decides the files but not the tokens; for an export, what is to be other than it is."""
+    """Add the flags that decide the files but not the tokens; for an export, those that may differ."""
     add, same = group.add_argument, "as in OUT"
     add("--format", choices=get_args(FormatName), default=None if changes else "llmc",
         help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
         f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip
-    add("--eot", choices=("before", "after"), help="where a document has its separator "
-        f"(default: {'as in OUT, or as a new' if changes else 'before for llmc and npy, else after'}"
-        f"{' --format has it' if changes else ''})")  # fmt: skip
+    side = f"{same}, or that of a new --format" if changes else "before for llmc and npy, else after"
+    add("--eot", choices=("before", "after"), help=f"where a document's separator is (default: {side})")
     add("--shard-tokens", metavar="N", type=_count(1),
         help=f"tokens in a shard (default: {same if changes else '100M; demo: 250k'})")  # fmt: skip
     add("--val-tokens", metavar="N", type=_count(0), help="tokens for validation, from the first source "
         f"(default: {same if changes else 'one shard'}; 0: none)")  # fmt: skip
     add("--layout", choices=("independent", "contiguous"),
-        help="independent: shards per source; contiguous: one stream, as llm.c "
+        help="independent: shards per source; contiguous: one stream, as in llm.c "
         f"(default: {same if changes else 'independent'})")  # fmt: skip
     add("--last", choices=("merge", "keep", "drop"),
-        help="tokens that fill no last shard: merge with the one before, keep or drop "
+        help="a last shard that is not full: merge it into the one before, keep it or drop it "
         f"(default: {same if changes else 'merge'})")  # fmt: skip
     add("--compress", choices=("none", "zstd"), default=None if changes else "none",
-        help="zstd: shards to be shipped, not mapped (llmc, npy, raw) "
+        help="zstd: shards to be shipped, not memory-mapped (llmc, npy, raw) "
         f"(default: {same if changes else 'none'})")  # fmt: skip
     add("--name", metavar="PREFIX",
-        help=f"how file names begin (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
+        help=f"prefix of file names (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 
 
 def _add_choice(add: Callable[..., object]) -> None:
@@ -296,8 +295,8 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--rehash", action="store_true",
-        help="hash all existing output, and make again what is damaged "
-        "(default: hash what was written to since)",
+        help="hash all existing output, and remake what is damaged "
+        "(default: hash what has been modified since)",
     )  # fmt: skip
     group.add_argument(
         "--no-disk-check", dest="check_disk", action="store_false",
@@ -305,36 +304,34 @@ def _add_work(group: "argparse._ArgumentGroup") -> None:
     )  # fmt: skip
     group.add_argument(
         "--worker-memory", metavar="BYTES", type=_count(1),
-        help="a process that uses more is killed (default: its share of 80 %% of the machine's)",
+        help="kill a process that uses more (default: its share of 80 %% of the machine's memory)",
     )  # fmt: skip
     group.add_argument(
         "--stall-timeout", metavar="SECONDS", type=_count(1), default=900,
-        help="a process without progress for this long is killed (default: 900)",
+        help="kill a process without progress for this long (default: 900)",
     )  # fmt: skip
 
 
 def _add_fetching(add: Callable[..., object]) -> None:
     add("--keep-source", metavar="DIR", type=_path,
-        help="keep fetched files here, and reuse those that exist (default: remove them)")  # fmt: skip
+        help="keep fetched files here, and reuse those already there (default: remove them)")  # fmt: skip
     add("--prefetch", metavar="N", type=_count(1),
         help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
     add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
     add("--patience", metavar="SECONDS", type=_count(1), default=600,
-        help="how long to keep trying while nothing comes from the hub (default: 600)")  # fmt: skip
+        help="how long to retry without progress from the hub (default: 600)")  # fmt: skip
 
 
 def _given(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
+        raise argparse.ArgumentTypeError("it is empty: is a shell variable not set?")
     return text
 
 
 def _path(text: str) -> Path:
-    """Return a path. An unset variable of a shell gives "", by which nobody means the current folder."""
+    """Return a path. Refuse "", which an unset shell variable gives: it would mean the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError(
-            "it is empty: is a variable of the shell not set? The current folder is ."
-        )
+        raise argparse.ArgumentTypeError("it is empty: is a shell variable not set? The current folder is .")
     return Path(text)
 
 

@@ -1,8 +1,8 @@
-"""Show a run to a person: a live display on a terminal, a few log lines a minute elsewhere.
+"""Progress of a run: a live display on a terminal, a few log lines a minute elsewhere.
 
 It goes to stderr, so that stdout is free for results. The display has no thread
-of its own: it is drawn by `update`, which the driver calls four times a second,
-and costs a few milliseconds of it. rich is loaded when a display is chosen.
+of its own: `update`, which the scheduler calls several times a second, draws it in
+a few milliseconds. rich is loaded only when a live display is chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fwconvert.cli.screen import (
     wrapped,
 )
 
-if TYPE_CHECKING:  # For their names only: --help must not wait for them.
+if TYPE_CHECKING:  # For annotations only, so that --help stays fast.
     from rich.console import Console
     from rich.live import Live
 
@@ -43,7 +43,7 @@ def choose(*, quiet: bool, stream: TextIO | None = None) -> AbstractContextManag
     """Return the observer that suits `stream` (stderr unless given), for a `with` block."""
     stream = sys.stderr if stream is None else stream
     if quiet or stream is None:  # pythonw and `2>&-` have no stderr.
-        from fwconvert.run.events import SilentObserver  # noqa: PLC0415  # heavy, and loaded by now in any real run
+        from fwconvert.run.events import SilentObserver  # noqa: PLC0415  # heavy, and already loaded in a real run
 
         return nullcontext(SilentObserver())
     if Unfailing(stream).isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
@@ -55,7 +55,7 @@ def terminal(stream: TextIO) -> Console:
     """Return a rich console that draws on `stream` and survives its loss."""
     from rich.console import Console  # noqa: PLC0415  # see the module's head
 
-    # The stream swallows errors, not us: rich ends the process on a broken pipe.
+    # Errors must be swallowed in the stream: on a broken pipe rich itself ends the process.
     unfailing = cast("TextIO", Unfailing(stream))
     return Console(file=unfailing, force_terminal=True, force_interactive=True, force_jupyter=False)
 
@@ -78,14 +78,14 @@ class PlainProgress:
             self._log(outcome(self._latest, self._pace))
 
     def notice(self, text: str) -> None:
-        """Log a notice; its further lines stand below its first."""
+        """Log a notice; further lines are indented below the first."""
         lines = f"\n{' ' * 9}".join(printable_lines(text))
         stamped = f"{time.strftime('%H:%M:%S')} {lines}\n"
         self._stream.write(encodable(stamped, self._stream.encoding))
         self._stream.flush()
 
     def update(self, snapshot: Snapshot) -> None:
-        """Log how far the run is if it is time to."""
+        """Log how far the run is, if a line is due."""
         before, self._latest = self._latest, snapshot
         if before is not None and before.phase != snapshot.phase:
             self._log(outcome(before, self._pace))
@@ -102,7 +102,7 @@ class PlainProgress:
 class TerminalProgress:
     """A live display: one bar for the whole run, and a line for each running job.
 
-    When it ends, also by an exception, a single line is left of each phase.
+    When it ends, even by an exception, one line per phase stays on the screen.
     """
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -128,7 +128,7 @@ class TerminalProgress:
 
         width = self._console.width
         lines = [part for line in printable_lines(text) for part in wrapped(line, width)]
-        # Soft: a word longer than the line (a path) is left whole, for copying.
+        # Soft: a word longer than the line, such as a path, stays whole so that it can be copied.
         self._console.print(Text(encodable("\n".join(lines), self._console.encoding)), soft_wrap=True)
 
     def update(self, snapshot: Snapshot) -> None:

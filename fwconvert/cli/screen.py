@@ -1,8 +1,8 @@
-"""What is shown of a run, as lines of text: from a snapshot and a speed, for any width and encoding.
+"""The progress display as lines of text: from a snapshot and a speed, for any width and encoding.
 
 The speed is that of the last half minute of this session's own work. An
-average since the start would let a resumed run claim the speed of its
-predecessors, and would show a slow start for hours.
+average since the start would credit a resumed run with work of earlier
+sessions, and would show a slow start for hours.
 """
 
 from __future__ import annotations
@@ -13,16 +13,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+if TYPE_CHECKING:  # For annotations only, so that --help stays fast.
+    from fwconvert.run.engines import Progress
+    from fwconvert.run.events import Snapshot
+
+Clock = Callable[[], float]
 # A piece of a line and its style; a line is drawn piece by piece.
 Span = tuple[str, str]
 
 SEPARATOR = " · "
 UNKNOWN = "–"  # noqa: RUF001  # a dash, as wide as a digit
-_PLAINER = {"·": "|", "…": "~", UNKNOWN: "-", "━": "#", "─": "-"}
+_ASCII = {"·": "|", "…": "~", UNKNOWN: "-", "━": "#", "─": "-"}
+# The speed is measured over this time.
+WINDOW_SECONDS = 30.0
+# A shorter time is too little to measure a speed.
+EVIDENCE_SECONDS = 2.0
+# A longer bar shows no more, and breaks when the window shrinks.
+_WIDEST_HEAD = 100
 
 
 def humanised(number: float) -> str:
-    """Return a count in three digits: 950, 1.23K, 12.3M, 123B."""
+    """Return a count in three significant digits: 950, 1.23K, 12.3M, 123B."""
     if number < 999.5:
         return f"{number:.0f}"
     for unit in ("K", "M", "B", "T"):
@@ -68,7 +79,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many columns a text takes; an ideograph takes two."""
+    """Return how many terminal columns a text takes; an ideograph takes two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # noqa: PLC0415  # heavy, and needed for few names
@@ -77,15 +88,15 @@ def cells(text: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return `text` in at most `width` columns, without its middle; names differ most towards their end."""
+    """Return `text` in at most `width` columns, its middle elided: file names differ mostly at the end."""
     if cells(text) <= width:
         return text
-    start = _beginning(text, (width - 1) // 3)
-    end = _beginning(text[::-1], width - 1 - cells(start))[::-1]
+    start = _prefix(text, (width - 1) // 3)
+    end = _prefix(text[::-1], width - 1 - cells(start))[::-1]
     return f"{start}…{end}"
 
 
-def _beginning(text: str, width: int) -> str:
+def _prefix(text: str, width: int) -> str:
     taken = 0
     for at, character in enumerate(text):
         taken += cells(character)
@@ -95,7 +106,7 @@ def _beginning(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Return a line as lines of at most `width`, the further ones indented; long words stay whole."""
+    """Wrap a line at `width`, indenting the lines that follow; long words stay whole."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     parts = textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -109,29 +120,20 @@ def printable_lines(text: str) -> list[str]:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return `text`, with plainer characters of the same width where the encoding lacks one."""
+    """Return `text` with ASCII stand-ins of the same width for characters that the encoding lacks."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        return "".join(_plainer(character, encoding) for character in text)
+        return "".join(_replaced(character, encoding) for character in text)
     return text
 
 
-def _plainer(character: str, encoding: str) -> str:
+def _replaced(character: str, encoding: str) -> str:
     try:
         character.encode(encoding)
     except UnicodeEncodeError:
-        return _PLAINER.get(character, "?" * cells(character))
+        return _ASCII.get(character, "?" * cells(character))
     return character
-
-
-if TYPE_CHECKING:  # For their names only: --help must not wait for them.
-    from fwconvert.run.events import Snapshot
-
-Clock = Callable[[], float]
-WINDOW_SECONDS = 30.0
-# Less than this says nothing about a speed.
-EVIDENCE_SECONDS = 2.0
 
 
 class Speed(NamedTuple):
@@ -150,7 +152,7 @@ class _Sample(NamedTuple):
 
 
 class Pace:
-    """Measures how fast this session works. Each phase is measured by itself."""
+    """Measures how fast this session works, each phase separately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -159,13 +161,13 @@ class Pace:
         self._samples: deque[_Sample] = deque()
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take a measurement."""
+        """Add a measurement."""
         now = self._clock()
         if snapshot.phase != self._phase:
             self._phase, self._started = snapshot.phase, now
             self._samples.clear()
         fetched = snapshot.fetched or 0
-        # Until then the workers start, which says nothing of their speed.
+        # Before that the workers are still starting, which would distort the speed.
         if snapshot.session_units > 0 or fetched:
             self._samples.append(_Sample(now, snapshot.session_units, session_tokens(snapshot), fetched))
         while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_SECONDS:
@@ -173,7 +175,7 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """How long the phase has been going on."""
+        """How long the phase has lasted so far."""
         return self._clock() - self._started
 
     def recent(self) -> Speed | None:
@@ -184,7 +186,7 @@ class Pace:
         seconds = last.at - first.at
         if seconds < EVIDENCE_SECONDS:
             return None
-        # A job that failed takes its work back; that is no speed.
+        # A failed job's work is subtracted again; a speed is never negative.
         gains = (last.units - first.units, last.tokens - first.tokens, last.fetched - first.fetched)
         return Speed(*(max(0.0, gain) / seconds for gain in gains))
 
@@ -202,14 +204,6 @@ def session_tokens(snapshot: Snapshot) -> int:
     return int(snapshot.session_units) if snapshot.phase == "join" else snapshot.session_tokens
 
 
-if TYPE_CHECKING:  # For their names only: --help must not wait for them.
-    from fwconvert.run.engines import Progress
-    from fwconvert.run.events import Snapshot
-
-# A longer bar says no more, and is torn up when the window shrinks.
-_WIDEST_HEAD = 100
-
-
 def screen(snapshot: Snapshot, speed: Speed | None, width: int, height: int) -> list[list[Span]]:
     """Return the lines of the live display on a terminal of this size."""
     return head_lines(snapshot, speed, width) + job_lines(snapshot.running, width, max(1, height - 6))
@@ -225,7 +219,7 @@ def head_lines(snapshot: Snapshot, speed: Speed | None, width: int) -> list[list
 
 
 def job_lines(running: Sequence[Progress], width: int, most: int) -> list[list[Span]]:
-    """Return a line for each running job, at most `most`, and then how many more there are."""
+    """Return a line for each running job, at most `most`, then the number of jobs left out."""
     bar_width = max(8, min(20, width // 5))
     unit = " tokens" if width >= 72 else ""
     free = width - bar_width - len(f"    {'':>4} 12.3M{unit}")
@@ -245,12 +239,12 @@ def _job_line(job: Progress, title_width: int, bar_width: int, unit: str) -> lis
 
 
 def status(snapshot: Snapshot, speed: Speed | None) -> list[str]:
-    """Return how far the run is and how long it will take."""
+    """Return how far the run is and how much time is left."""
     return [_headline(snapshot), *counts(snapshot, speed), f"{duration(seconds_left(snapshot, speed))} left"]
 
 
 def outcome(snapshot: Snapshot, pace: Pace) -> list[str]:
-    """Return what a phase came to, the most telling first; its speed is the average."""
+    """Return the summary of a finished phase, most important first; its speed is the average."""
     jobs, tokens, *rates = counts(snapshot, pace.average(snapshot))
     return [_headline(snapshot), jobs, tokens, f"in {duration(pace.seconds)}", *rates]
 
@@ -278,7 +272,7 @@ def counts(snapshot: Snapshot, speed: Speed | None) -> list[str]:
 
 
 def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
-    """Return the rate of the download and what the run waits for, if it fetches."""
+    """Return the download rate and the bottleneck, if the run fetches files."""
     if snapshot.fetched is None:
         return []
     rate = UNKNOWN if speed is None else megabytes(speed.fetched)
@@ -287,20 +281,20 @@ def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
 
 def fraction(snapshot: Snapshot) -> float:
     """Return how much of the phase is done, from 0 to 1."""
-    if snapshot.units <= 0:  # All sources are empty files: then they count by number.
+    if snapshot.units <= 0:  # All sources are empty files, so count files instead of bytes.
         return snapshot.jobs_done / max(1, snapshot.jobs)
     return min(1.0, max(0.0, snapshot.units_done / snapshot.units))
 
 
 def seconds_left(snapshot: Snapshot, speed: Speed | None) -> float | None:
-    """Return how long the rest of the phase takes at this speed; None if nobody knows."""
+    """Return how long the rest of the phase takes at this speed; None if that is unknown."""
     left = max(0.0, snapshot.units - snapshot.units_done)
     if left == 0:
         return 0.0
     if speed is None:
         return None
     times = [left / speed.units] if speed.units > 0 else []
-    if snapshot.fetched is not None and speed.fetched > 0:  # The slower of the two decides.
+    if snapshot.fetched is not None and speed.fetched > 0:  # The slower of the two determines it.
         before = snapshot.units_done - snapshot.session_units
         times.append(max(0.0, snapshot.units - before - snapshot.fetched) / speed.fetched)
     return max(times, default=None)

@@ -1,4 +1,4 @@
-"""What the commands say: results as text for people."""
+"""Results of the commands as text for people."""
 
 import json
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ def json_text(value: object) -> str:
     """Return a record as one line of JSON."""
     try:
         return records.encode(value).decode()
-    except UnicodeEncodeError:  # A path that is no UTF-8: JSON can spell what it cannot encode.
+    except UnicodeEncodeError:  # A path that is not UTF-8 can still be escaped in JSON.
         return json.dumps(records.as_builtin(value), separators=(",", ":"))
 
 
 def outcome(result: "Result", recipe: Recipe) -> str:
-    """Tell how a run ended, and what to do next."""
+    """Describe how a run ended, and what to do next."""
     head = result.headline
     rows = {"folder": result.out, "tokens": f"{head.tokens:,} of {head.documents:,} documents"}
     rows["shards"] = f"{head.train_shards:,} for training, {head.val_shards} for validation"
     rows |= _skipped(head)
     if head.dropped_tokens:
-        rows["dropped"] = f"{head.dropped_tokens:,} tokens that fill no last shard (--last drop)"
+        rows["dropped"] = f"{head.dropped_tokens:,} tokens after the last full shard (--last drop)"
     if result.session_tokens:
         rate = result.session_tokens / max(result.seconds, 1e-9)
         rows["time"] = f"{result.seconds:,.1f} s, {rate:,.0f} tokens/s"
@@ -43,10 +43,10 @@ def outcome(result: "Result", recipe: Recipe) -> str:
 
 
 def _skipped(counts: "Headline | Status") -> dict[str, str]:
-    """Return the line about rows that are no documents, if there are any."""
+    """Return the row about source rows that are not documents, if there are any."""
     parts = [f"{counts.null_rows:,} null rows", f"{counts.empty_rows:,} empty rows"]
     if counts.filtered_rows:
-        parts.append(f"{counts.filtered_rows:,} rows that the filter rejects")
+        parts.append(f"{counts.filtered_rows:,} rows rejected by the filter")
     any_skipped = counts.null_rows or counts.empty_rows or counts.filtered_rows
     return {"skipped": ", ".join(parts)} if any_skipped else {}
 
@@ -54,32 +54,32 @@ def _skipped(counts: "Headline | Status") -> dict[str, str]:
 def _how_it_went(result: "Result", recipe: Recipe) -> str:
     jobs, done = result.headline.jobs, result.headline.jobs_done
     if result.untouched:
-        return "all is done already; nothing was changed"
+        return "already complete; nothing was changed"
     sources = len(recipe.source.files) or recipe.source.totals.files
     if result.complete and jobs < sources:
-        return f"done: the limit is reached with {jobs} of {sources} sources"
+        return f"done: the limit was reached after {jobs} of {sources} sources"
     if result.complete:
         return f"done: all {jobs} sources are converted"
-    reason = "stopped" if result.stopped else "not done"
+    reason = "stopped" if result.stopped else "incomplete"
     return f"{reason}: {done} of {jobs} sources are converted, {len(result.failed)} failed"
 
 
 def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.complete:
         blocked = result.failed and recipe.rules.is_limited
-        why = ["the limit counts from the first source on: nothing behind one that failed can be decided"]
+        why = ["the limit counts from the first source on, so sources after a failed one cannot be finished"]
         return [*(why if blocked else []), "run the same command again: it continues where it stopped"]
     if not result.headline.documents:
-        return ["there is not one document: see what was skipped, and the filter if there is one"]
+        return ["there are no documents: check the skipped rows, and the filter if there is one"]
     head, rules = result.headline, recipe.rules
     traps = rules.kind.warnings(rules.token_bytes, head.train_shards)
     return [*_about_splits(result, rules), *traps]
 
 
 def foreign_text(foreign: Sequence[str]) -> str:
-    """Tell of files that a trainer would read and the run has not made."""
+    """Describe the files that a trainer would read but that this run did not make."""
     some = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3:,} more" if len(foreign) > 3 else "")
-    wrong = "the folder has files that this run has not made, and a trainer would read them"
+    wrong = "the folder contains files that are not part of this run but would be read by a trainer"
     return message(wrong, "move them out of the folder, then run the same command again", files=some)
 
 
@@ -87,9 +87,9 @@ def _about_splits(result: "Result", rules: Rules) -> list[str]:
     head = result.headline
     if rules.val_tokens and not head.val_shards:
         kept = [] if head.dropped_tokens else ["everything is kept as training data"]
-        return [_why_no_validation(result, rules), *kept, _how_to_have_validation(head, rules)]
+        return [_why_no_validation(result, rules), *kept, _how_to_get_validation(head, rules)]
     if not head.train_shards:
-        return ["there is no training shard: see --val-tokens, which comes first, and --last"]
+        return ["there is no training shard: check --val-tokens, which is filled first, and --last"]
     return []
 
 
@@ -97,36 +97,36 @@ def _why_no_validation(result: "Result", rules: Rules) -> str:
     from fwconvert.store import run_manifest  # noqa: PLC0415
     from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
-    none, wanted = "there is no validation shard", f"fewer than the {rules.val_tokens:,} of --val-tokens"
+    none, wanted = "there is no validation shard", f"fewer than --val-tokens ({rules.val_tokens:,})"
     if rules.layout == "contiguous":
-        return f"{none}: all {result.headline.tokens:,} tokens of the run are {wanted}"
+        return f"{none}: the run has {result.headline.tokens:,} tokens, {wanted}"
     first = run_manifest.read(LocalStore(result.out)).jobs[0]
-    return f"{none}: the first source gives it, and {first.path} has {first.tokens:,} tokens, {wanted}"
+    return f"{none}: it comes from the first source, and {first.path} has {first.tokens:,} tokens, {wanted}"
 
 
-def _how_to_have_validation(head: "Headline", rules: Rules) -> str:
+def _how_to_get_validation(head: "Headline", rules: Rules) -> str:
     again = "convert again into another folder" if head.dropped_tokens else "export the run"
     enough = rules.layout == "independent" and head.tokens >= rules.val_tokens
     whole = ", or with --layout contiguous, which takes it from all sources" if enough else ""
-    return f"to have one, {again} with a smaller --val-tokens{whole}"
+    return f"to get one, {again} with a smaller --val-tokens{whole}"
 
 
 def what_next(result: "Result") -> str:
-    """Tell somebody who has tried the demo what there is to see."""
+    """Suggest what to look at after the demo."""
     from fwconvert.inspection import show  # noqa: PLC0415
     from fwconvert.store import run_manifest  # noqa: PLC0415
     from fwconvert.store.local import LocalStore  # noqa: PLC0415
 
     manifest = run_manifest.read(LocalStore(result.out))
     line = next((line for line in manifest.shards if line.split == "train"), None)
-    if line is None:  # All of it was too little, and dropped.
+    if line is None:  # Less than one shard, and dropped.
         return ""
     _, found = show.documents(result.out, line.name, 1)
     first = printable(found[0].text.strip().splitlines()[0])
     out = _short(result.out)
     lines = ["", f"The first line in {line.name}:", f"  {first[:200]}", ""]
     lines += _how_to_read(manifest.rules, out, line.name)
-    lines += ["", "What else there is:", f"  fwconvert verify {out}", f"  fwconvert show {out} {line.name}"]
+    lines += ["", "Try next:", f"  fwconvert verify {out}", f"  fwconvert show {out} {line.name}"]
     return "\n".join([*lines, "  fwconvert plan --version 10B"])
 
 
@@ -149,7 +149,7 @@ def _short(path: Path) -> Path:
 
 
 def plan_text(shown: "Estimate", recipe: Recipe) -> str:
-    """Tell what a run would need."""
+    """Describe what a run would need."""
     needed = shown.plan
     largest = f"{needed.largest_path}: {needed.largest_bytes:,} bytes, about {needed.largest_tokens:,} tokens"
     short = shown.disk_needed - shown.disk_used_already - shown.disk_free
@@ -161,13 +161,13 @@ def plan_text(shown: "Estimate", recipe: Recipe) -> str:
         "format": f"{recipe.rules.format}, the separator {recipe.rules.eot} each document",
         "token_shards": _shards_text(needed, recipe),
         "output": f"about {needed.output_bytes:,} bytes in {shown.out}",
-        "to_fetch": _to_fetch(needed) if needed.fetched_bytes else "nothing: the files are here",
-        "disk_needed": f"about {shown.disk_needed:,} bytes, of which {shown.disk_used_already:,} are there",
+        "to_fetch": _to_fetch(needed) if needed.fetched_bytes else "nothing: the files are local",
+        "disk_needed": f"about {shown.disk_needed:,} bytes, {shown.disk_used_already:,} of them already used",
         "disk_free": f"{shown.disk_free:,} bytes" + (f" ({short:,} too few)" if short > 0 else ""),
         "largest_job": largest,
     }
     if recipe.rules.is_filtered:
-        rows["filter"] = "how much it keeps is not known before the run: this is the most that it can be"
+        rows["filter"] = "how much it keeps is unknown before the run, so these are upper bounds"
     warnings = recipe.rules.kind.warnings(recipe.rules.token_bytes)
     return message("this is what the run needs", *warnings, **rows)
 
@@ -180,46 +180,46 @@ def _shards_text(needed: "Needs", recipe: Recipe) -> str:
 def _to_fetch(needed: "Needs") -> str:
     most = needed.fetched_bytes
     if most >= needed.source_bytes:
-        return f"{needed.source_bytes:,} bytes, all of them on the disk in the end"
-    return f"{needed.source_bytes:,} bytes, of which at most {most:,} are on the disk at a time"
+        return f"{needed.source_bytes:,} bytes, all of them kept on disk"
+    return f"{needed.source_bytes:,} bytes, at most {most:,} of them on disk at a time"
 
 
 def status_text(found: "Status") -> str:
-    """Tell how far a run is."""
+    """Describe how far a run is."""
     share = found.source_bytes_done / max(1, found.source_bytes)
-    state = "complete" if found.complete else "not complete"
+    state = "complete" if found.complete else "incomplete"
     rows: dict[str, object] = {
         "format": found.format,
         "jobs": f"{found.jobs_done:,} of {found.jobs:,} done ({share:.0%} of the bytes)",
         "tokens": f"{found.tokens:,} of {found.documents:,} documents",
         "shards": f"{found.shards:,}",
-        "at_work": found.at_work or "nobody",
+        "at_work": found.at_work or "no session",
     }
     rows |= _skipped(found)
     advice = []
     if found.missing_shards:
         rows["missing"] = (
-            f"{len(found.missing_shards):,} token shards, the first is {found.missing_shards[0]}"
+            f"{len(found.missing_shards):,} token shards, starting with {found.missing_shards[0]}"
         )
-        advice = ["run the command that made the run: it makes what is missing again"]
+        advice = ["run the command that made this run again: it remakes what is missing"]
     failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
     failures = [printable(line) for line in failures]
     return "\n".join([message(f"{found.folder}: {state}", *advice, **rows), *failures])
 
 
 def verify_text(report: "Report", out: Path) -> str:
-    """Tell what verify found."""
+    """Describe what verify found."""
     problems = [printable(f"  {problem.file}: {problem.what}") for problem in report.problems]
-    verdict = "all is right" if report.ok else f"{len(report.problems):,} problems"
+    verdict = "no problems" if report.ok else f"{len(report.problems):,} problems"
     rows = {"files": f"{report.files:,}", "bytes": f"{report.bytes:,}", "tokens": f"{report.tokens:,}"}
     rows["documents"] = f"{report.documents:,}"
     if not report.ok:
-        problems.append("  -> to repair it, run the command that made it, with --rehash")
+        problems.append("  -> to repair it, run the command that made it again, with --rehash")
     return "\n".join([message(f"{out}: {verdict}", **rows), *problems])
 
 
 def document_text(document: "Document", number: str) -> str:
-    """Show one document."""
+    """Return one document under a title line."""
     if document.row is None:
         title = f"--- the middle of a document of {document.source}, {document.tokens:,} tokens"
     else:

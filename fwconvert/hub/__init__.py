@@ -1,1 +1,1 @@
-"""The Hugging Face hub: what it lists, and its files, over a network that may fail."""
+"""The Hugging Face hub: listing datasets and downloading files over an unreliable network."""

@@ -1,9 +1,9 @@
-"""The hub's own client, loaded when it is first needed: that takes half a second.
+"""The hub's own client, huggingface_hub, loaded on first use because that takes half a second.
 
-Of it we use the settings that everybody knows, the token and the session. No
-cookie is kept. Its own headers are not used: to make them it asks the hub
-which variables of the environment to look at, tells what it found there, and
-reads that answer without a bound.
+We use its well-known settings, its token and its session. Cookies are not kept.
+Its request headers are not used: to build them it asks the hub which environment
+variables to look at, reports what it found there, and reads that answer without
+a size limit.
 """
 
 import logging
@@ -25,12 +25,12 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 def endpoint() -> str:
-    """Return the address of the hub or its mirror, without the password that may be in HF_ENDPOINT."""
+    """Return the address of the hub or its mirror, without any password in HF_ENDPOINT."""
     return shown(client().constants.ENDPOINT)
 
 
 def headers() -> dict[str, str]:
-    """Return the headers of a request to the hub: who asks, and the password or the token if there is one."""
+    """Return the headers of a request to the hub: the user agent, and the password or token if any."""
     hub = client()
     found = {"User-Agent": f"fwconvert; hf_hub/{hub.version}"}
     if login := _login(hub.constants.ENDPOINT):
@@ -40,31 +40,31 @@ def headers() -> dict[str, str]:
 
 
 def session() -> Any:
-    """Return the client's session, which has its proxies and certificates; it keeps no cookies."""
-    return _made(client().session)
+    """Return the client's session, with its proxies and certificates and without cookies."""
+    return _new_session(client().session)
 
 
 def plain_session() -> Any:
-    """Return a session that knows nothing of the hub, for the little that lies elsewhere."""
-    return _made(client().httpx.Client)
+    """Return a session without the hub's settings, for the few files on other servers."""
+    return _new_session(client().httpx.Client)
 
 
-def _made(make: Callable[[], Any]) -> Any:
-    reason = "this is the address of no proxy"
+def _new_session(make: Callable[[], Any]) -> Any:
+    reason = "not a valid proxy address"
     try:
         if all(map(is_one, _proxies().values())):
             made = make()
-            # Each time, since the client throws sessions away.
+            # Every time, because the client may replace its session.
             made.cookies.jar.set_policy(_NO_COOKIES)
             return made
     except (ImportError, OSError) as error:
         reason = plain(error)
     except (ValueError, client().httpx.InvalidURL):
-        pass  # What it has to say has a piece of the address in it.
+        pass  # Its message would contain a part of the address.
     raise UsageError(
         message(
-            "a proxy, or the file with the certificates, cannot be used",
-            "a proxy is like http://proxy.example:3128; socks5://... needs the package socksio, too",
+            "a proxy or a certificate file cannot be used",
+            "a proxy looks like http://proxy.example:3128; socks5://... also needs the package socksio",
             reason=reason,
             variables=", ".join(f"{name}={shown(value)}" for name, value in _proxies().items()),
             certificates=", ".join(
@@ -76,7 +76,7 @@ def _made(make: Callable[[], Any]) -> Any:
 
 @cache
 def client() -> SimpleNamespace:
-    """Load the client; return what we use of it."""
+    """Load the client; return the parts that we use."""
     try:
         hub, utils = import_module("huggingface_hub"), import_module("huggingface_hub.utils")
         found = SimpleNamespace(
@@ -90,17 +90,17 @@ def client() -> SimpleNamespace:
             parse_ratelimit_headers=utils.parse_ratelimit_headers,
         )
     except ValueError:
-        # What they have in them is nobody's business; and what the error says is a piece of it.
+        # The values may be secret, and the error message would contain part of one.
         variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("HF_"))
-        told = [f"{name}={value}" if name.endswith("_TIMEOUT") else name for name, value in variables]
+        named = [f"{name}={value}" if name.endswith("_TIMEOUT") else name for name, value in variables]
         raise UsageError(
             message(
-                "a variable HF_... has a value that the hub's client cannot use",
-                "timeouts are whole seconds; HF_ENDPOINT is like https://huggingface.co",
-                variables=", ".join(told),
+                "an HF_... variable has a value that the hub's client cannot use",
+                "timeouts are whole seconds; HF_ENDPOINT looks like https://huggingface.co",
+                variables=", ".join(named),
             )
         ) from None
-    # Who sets HF_DEBUG sees every request, but no signature.
+    # With HF_DEBUG set, every request is logged, but never a signature.
     for handler in logging.getLogger("huggingface_hub").handlers:
         handler.addFilter(_without_secrets)
     return found
@@ -112,7 +112,7 @@ def _without_secrets(record: logging.LogRecord) -> bool:
 
 
 def _token() -> str | None:
-    """Return the token of the user, if there is one; raise if it cannot be read or be sent."""
+    """Return the user's token, if there is one; raise if it cannot be read or sent."""
     try:
         token = client().get_token()
     except UnicodeError:
@@ -121,7 +121,7 @@ def _token() -> str | None:
         raise HubError(
             message(
                 "the file with the hub's token cannot be read",
-                "look at HF_HOME, or set HF_TOKEN",
+                "check HF_HOME, or set HF_TOKEN",
                 file=error.filename,
                 reason=error.strerror or plain(error),
             )
@@ -129,7 +129,7 @@ def _token() -> str | None:
     if token is not None and not (token.isascii() and token.isprintable()):
         raise UsageError(
             message(
-                "the hub's token has characters that no token has; they are not shown",
+                "the hub's token contains invalid characters, which are not shown",
                 "set HF_TOKEN to the token alone, or run `hf auth login`",
             )
         )
@@ -137,7 +137,7 @@ def _token() -> str | None:
 
 
 def _login(address: str) -> str:
-    """Return user:password of an address; "" if it has none."""
+    """Return the user:password in an address; "" if it has none."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -147,7 +147,7 @@ def _login(address: str) -> str:
 
 
 def _proxies() -> dict[str, str]:
-    """Return the proxies that are set, by the variable."""
+    """Return the proxies that are set, by environment variable."""
     named = {name: value for name, value in sorted(os.environ.items()) if value}
     return {
         name: value if "://" in value else f"http://{value}"

@@ -1,14 +1,13 @@
-"""The Hugging Face hub, through its own client: what it lists, what it sends, and what its errors mean.
+"""A dataset on the Hugging Face hub: list its files, read ranges of them, and classify errors.
 
-The client knows the endpoint, the token, proxies and offline mode as everybody
-who uses it expects (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE), and it
-keeps the token from other origins. Its session is used, and not its functions
-that list and download: those wait without a limit, print, cannot be stopped,
-read whatever comes, and retry some faults and not others. Here every request
-has a timeout and every answer a size that it cannot exceed, what may pass is
-told apart from what will not, and no message has an address with a password
-or a signature in it. Of an answer that is an error nothing is read but its
-status and its headers.
+The hub's own client knows the endpoint, the token, proxies and offline mode as
+its users expect (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE), and it keeps
+the token from other origins. We use its session, but not its functions to list
+and download: those wait without a limit, print, cannot be stopped, read a
+response of any size, and retry only some errors. Here every request has a
+timeout and every response a maximum size, transient errors are separated from
+permanent ones, and no message contains an address with a password or a
+signature. Of an error response only the status and the headers are read.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from fwconvert.hub.retry import Found, TransientError
 from fwconvert.recipes import SourceShard, is_commit
 
 PARQUET = ".parquet"
-# For the answer to a question. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
+# For API calls. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
 _CALL_SECONDS = 30.0
 _TRANSIENT_STATUS = {408, 425, 429}
 _RANGE_NOT_SATISFIABLE = 416
 
-# The hub sends a thousand entries at a time, some 330 KB, and advises against more than 100,000 files in
-# a repository. A mirror may send all of those at once, which are 33 MB.
+# The hub sends a thousand entries at a time, about 330 KB, and advises against more than 100,000 files in
+# a repository. A mirror may send all of those at once, about 33 MB.
 _MOST_ANSWER_BYTES = 32 * 2**20
 _MOST_LIST_BYTES = 64 * 2**20
 _MOST_ENTRIES = 200_000
-# As many as it takes if each has a hundred.
+# Enough for pages of a hundred entries.
 _MOST_PAGES = 2_000
-# In one answer, entries and what is in them. Each would cost memory before anybody could count it.
+# Objects in one response, nested ones included. Decoding takes their memory before they can be counted.
 _MOST_OBJECTS = 4 * _MOST_ENTRIES
 
-# Given how many bytes came; may raise to end the call.
+# Called with the number of bytes received; may raise to end the call.
 Received = Callable[[int], None]
 
 
 def _ignore(_: int) -> None:
-    """Nobody wants to know how much came."""
+    """Ignore the number of bytes received."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,12 @@ class Dataset:
     revision: str
 
     def commit(self, received: Received = _ignore) -> str:
-        """Return the commit that the revision means now."""
+        """Return the commit that the revision refers to now."""
         found = self._get_json(self._address("revision"), _Info, received).found
         if not is_commit(found.sha):
             raise HubError(
                 message(
-                    "the hub names an invalid commit",
+                    "the hub returned an invalid commit",
                     "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
                     commit=ascii(found.sha),
                     **self._facts(),
@@ -78,7 +77,7 @@ class Dataset:
         return found.sha
 
     def files(self, folder: str, received: Received = _ignore) -> tuple[SourceShard, ...]:
-        """Return the parquet files below `folder`, by name, as the hub lists them."""
+        """Return the parquet files below `folder` as the hub lists them, sorted by path."""
         found, others = [], 0
         for entry in self._tree(folder, received):
             if entry.type == "file" and entry.path.lower().endswith(PARQUET):
@@ -89,7 +88,7 @@ class Dataset:
             raise HubError(
                 message(
                     "the hub lists no parquet files here",
-                    "look at the repository's files in a browser, then name the folder that has them",
+                    "look at the repository's files in a browser, then name the folder that contains them",
                     folder=folder or "(the whole repository)",
                     other_files=others,
                     **self._facts(),
@@ -98,30 +97,30 @@ class Dataset:
         return tuple(sorted(found, key=lambda shard: shard.path))
 
     def _tree(self, folder: str, received: Received) -> Iterator[_Entry]:
-        """Yield all below `folder`, page by page."""
+        """Yield every entry below `folder`, page by page."""
         asked: set[str] = set()
         entries = size = 0
         place, query = f"{self._address('tree')}/{quote(folder, safe='')}", "recursive=true&expand=false"
         while query:
             if query in asked:
-                raise self._endless(folder, "it sends the same page again")
+                raise self._endless(folder, "it repeats a page")
             asked.add(query)
             page = self._get_json(f"{place}?{query}", list[_Entry], received, folder)
             entries, size = entries + len(page.found), size + page.bytes
             if entries > _MOST_ENTRIES or size > _MOST_LIST_BYTES or len(asked) > _MOST_PAGES:
                 most = f"{_MOST_ENTRIES:,} entries, {_MOST_PAGES:,} pages, {_MOST_LIST_BYTES:,} bytes"
-                came_so_far = f"{entries:,} entries, {len(asked):,} pages, {size:,} bytes"
-                raise self._endless(folder, "it is too long", most=most, came=came_so_far)
+                so_far = f"{entries:,} entries, {len(asked):,} pages, {size:,} bytes"
+                raise self._endless(folder, "it is too long", maximum=most, received=so_far)
             yield from page.found
-            # Only the cursor: the token must not follow an address that leads elsewhere, and a mirror
+            # Only the cursor of that address: the token must not be sent to another server, and a mirror
             # may pass on the address of the hub behind it.
             query = _query(page.next_page)
 
     def _endless(self, folder: str, why: str, **values: object) -> HubError:
         return HubError(
             message(
-                f"the hub's list has no end: {why}",
-                "name a folder that has fewer files, or, if a mirror is broken, use another HF_ENDPOINT",
+                f"the hub's file list does not end: {why}",
+                "name a folder with fewer files, or use another HF_ENDPOINT if a mirror is broken",
                 folder=folder or "(the whole repository)",
                 **values,
                 **self._facts(),
@@ -132,7 +131,7 @@ class Dataset:
         return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
 
     def _get_json(self, url: str, kind: type[Found], received: Received, path: str = "") -> _Page[Found]:
-        """Return what the hub answers."""
+        """Return the decoded response to a GET request."""
         with (
             self._translating_errors(path),
             http.request(session(), url, headers(), _CALL_SECONDS) as response,
@@ -141,7 +140,7 @@ class Dataset:
             raw = self._read_body(response, received)
             following = response.next_page
         try:
-            # Before it is decoded: an object of two bytes becomes one of a hundred.
+            # Before decoding, in which an object of two bytes takes a hundred bytes of memory.
             if raw.count(b"{") > _MOST_OBJECTS:
                 raise HubError(self._invalid_answer(f"it has more than {_MOST_OBJECTS:,} objects"))
             return _Page(msgspec.json.decode(raw, type=kind), len(raw), following)
@@ -149,7 +148,7 @@ class Dataset:
             raise HubError(self._invalid_answer(plain(error))) from None
 
     def _read_body(self, response: Response, received: Received) -> bytearray:
-        """Return all of an answer's content, if that is not too much."""
+        """Return the whole body of a response, unless it is too large."""
         if response.encoding:
             raise HubError(self._invalid_answer("it is compressed", response.encoding))
         found = bytearray()
@@ -162,7 +161,7 @@ class Dataset:
 
     def _invalid_answer(self, reason: str, packed: str = "") -> str:
         return message(
-            "the hub's answer is invalid",
+            "the hub's response is invalid",
             "look at HF_ENDPOINT: it must be a hub, or a mirror of one",
             reason=reason,
             **({"packed_as": packed} if packed else {}),
@@ -171,7 +170,7 @@ class Dataset:
 
     @contextmanager
     def open_range(self, path: str, begin: int, end: int | None = None) -> Iterator[FileStream]:
-        """Ask for a file from byte `begin` on, to its end or to byte `end`."""
+        """Request a file from byte `begin` to its end, or to byte `end` exclusive."""
         wanted = headers()
         if begin or end is not None:
             wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
@@ -190,7 +189,7 @@ class Dataset:
         except api.errors.HFValidationError as error:
             raise HubError(
                 message(
-                    "a dataset on the hub cannot have this name",
+                    "this is not a valid name of a dataset on the hub",
                     "name it as owner/name",
                     reason=plain(error),
                     **self._facts(),
@@ -198,18 +197,18 @@ class Dataset:
             ) from None
 
     def _raise_for_status(self, response: Response, path: str) -> None:
-        """Raise what an answer means that is not a good one."""
+        """Raise the error that a response stands for, if any."""
         status = response.status
         if status in _TRANSIENT_STATUS or status >= 500:
-            raise TransientError(f"the server answers {status}", _retry_after(response.headers, status))
+            raise TransientError(f"the server returned {status}", _retry_after(response.headers, status))
         if status in (401, 403) and not response.url.startswith(f"{endpoint()}/"):
-            raise TransientError(f"the server behind the hub answers {status}")
+            raise TransientError(f"the storage server behind the hub returned {status}")
         if status >= 400:
             raise self._refusal(response, path)
 
     @contextmanager
     def _translating_errors(self, path: str = "") -> Iterator[None]:
-        """Turn what the client raises into TransientError, HubError or, for a missing file, SourceError."""
+        """Turn the client's errors into TransientError, HubError or, for a missing file, SourceError."""
         api = client()
         try:
             yield
@@ -219,25 +218,25 @@ class Dataset:
             raise HubError(
                 message(
                     "the address of the hub is invalid",
-                    "HF_ENDPOINT must be like https://huggingface.co",
+                    "HF_ENDPOINT must look like https://huggingface.co",
                     endpoint=endpoint(),
                     reason=plain(error),
                 )
             ) from None
         except api.httpx.ProtocolError as error:
-            # Behind a colon stands what the server sent.
+            # After a colon comes what the server sent.
             raise TransientError(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
         except (api.httpx.HTTPError, api.httpx.StreamError) as error:
-            raise TransientError(f"{type(error).__name__}: {plain(error) or 'no answer in time'}") from None
+            raise TransientError(f"{type(error).__name__}: {plain(error) or 'no response in time'}") from None
 
     def _refusal(self, response: Response, path: str) -> Exception:
-        """Return what an answer of the hub other than a good one means."""
+        """Return the error that a permanent failure of the hub stands for."""
         facts, code, status = self._facts(path), response.headers.get("X-Error-Code", ""), response.status
         if code == "GatedRepo":
             return HubError(
                 message(
                     "this repository is gated, and you have no access to it",
-                    f"accept its terms at {endpoint()}/datasets/{self.name}, logged in",
+                    f"log in and accept its terms at {endpoint()}/datasets/{self.name}",
                     "then run `hf auth login`, or set HF_TOKEN",
                     **facts,
                 )
@@ -246,7 +245,7 @@ class Dataset:
             return HubError(
                 message(
                     "the repository has no such revision",
-                    "give a branch, a tag or a commit that it has; a mirror may lack it",
+                    "give an existing branch, tag or commit; a mirror may lack some",
                     **facts,
                 )
             )
@@ -258,24 +257,24 @@ class Dataset:
                     **facts,
                 )
             )
-        # So says the hub of private repositories, too, and only if it does not know the token otherwise.
+        # The hub also returns 401 for a private repository; with this message, the token itself is invalid.
         no_access = "Invalid credentials in Authorization header"
         unknown = status == 401 and response.headers.get("X-Error-Message", "") != no_access
         if code == "RepoNotFound" or (unknown and endpoint().startswith("https://")):
             return HubError(
                 message(
-                    "the hub knows no such repository, or it is private",
-                    "look at its name; for a private one run `hf auth login`, or set HF_TOKEN",
+                    "the repository does not exist, or it is private",
+                    "check its name; for a private one run `hf auth login`, or set HF_TOKEN",
                     **facts,
                 )
             )
         return HubError(self._refused(status, path))
 
     def _refused(self, status: int, path: str) -> str:
-        advice = "look at the address of the hub and at the name of the dataset"
+        advice = "check HF_ENDPOINT and the name of the dataset"
         if status in (401, 403):
-            advice = "the token is not valid here: run `hf auth login`, or set HF_TOKEN"
-        return message(f"the hub refuses with {status}", advice, **self._facts(path))
+            advice = "the token is not accepted: run `hf auth login`, or set HF_TOKEN"
+        return message(f"the hub refused the request with {status}", advice, **self._facts(path))
 
     def _facts(self, path: str = "") -> dict[str, object]:
         facts: dict[str, object] = {
@@ -288,7 +287,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Page(Generic[Found]):
-    """An answer: what it says, how long it was, and the address of what follows, if anything does."""
+    """A decoded response, its size, and the address of the next page, if any."""
 
     found: Found
     bytes: int
@@ -315,7 +314,7 @@ class FileStream:
     """A file, or the rest of one, as the server sends it."""
 
     def __init__(self, response: Response) -> None:
-        # Our part is longer than the file that the server has.
+        # Our part file is already longer than the server's file.
         self.is_past_end = response.status == _RANGE_NOT_SATISFIABLE
         self._response = response
         self.begin, self.total = 0, _number(response.headers.get("Content-Length", ""))
@@ -324,17 +323,17 @@ class FileStream:
             given = response.headers.get("Content-Range", "").strip()
             span = re.fullmatch(f"bytes {number}-{number}/{number}", given)
             if span is None:
-                raise TransientError("the server answers a range without saying which")
+                raise TransientError("the server returned a range without saying which")
             self.begin, last, self.total = (int(text) for text in span.groups())
             if not self.begin <= last < self.total:
-                raise TransientError("the server answers with an impossible range")
+                raise TransientError("the server returned an impossible range")
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._response)
 
 
 def _number(text: str) -> int | None:
-    """Return the number that a header spells; None if it is none, or none that anything can have."""
+    """Return the number in a header; None if it is not a number, or is absurdly large."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -361,25 +360,25 @@ def _shard(entry: _Entry) -> SourceShard:
 
 def _offline(facts: dict[str, object]) -> str:
     return message(
-        "the hub was needed, and offline mode is on",
+        "the hub is needed, but offline mode is on",
         "unset HF_HUB_OFFLINE",
-        "or fetch the files elsewhere and name their folder with --keep-source DIR or --source DIR",
+        "or fetch the files on another machine and pass their folder as --keep-source DIR or --source DIR",
         **facts,
     )
 
 
 def _retry_after(headers: Mapping[str, str], status: int) -> float | None:
-    """Return for how long the server asks us to stay away, if it does."""
+    """Return how many seconds the server asks us to wait, if it does."""
     after = headers.get("Retry-After", "").strip()
     if re.fullmatch("[0-9]+", after):
-        return float(after[:18])  # However long it is meant to be, it is longer than we wait.
+        return float(after[:18])  # Longer numbers exceed any time that we would wait anyway.
     try:
         if after:
             return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):  # Whatever is no date.
+    except (ValueError, TypeError, IndexError, OverflowError):  # Not a date.
         pass
     try:
         limit = client().parse_ratelimit_headers(headers) if status == 429 else None
         return None if limit is None else float(limit.reset_in_seconds)
-    except (ValueError, OverflowError):  # Numbers of thousands of digits.
+    except (ValueError, OverflowError):  # Numbers with thousands of digits.
         return None

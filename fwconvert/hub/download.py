@@ -1,8 +1,8 @@
-"""Fetch one file from the hub: resumed to the byte after any crash, and proven before anybody sees it.
+"""Fetch one file from the hub: resumed at the exact byte after a crash, verified before it is published.
 
-What has come lies in a part file that is named by the content, so it is found
-again and never mistaken for another. Its sha256 is computed as it comes. A
-server that ignores ranges costs time, not bytes: what we have is skipped.
+What has arrived is kept in a part file named after the content, so a later call
+finds it and never mistakes it for another. Its sha256 is computed as bytes
+arrive. If a server ignores ranges, the bytes that we already have are skipped.
 """
 
 import hashlib
@@ -28,38 +28,38 @@ if sys.platform != "win32":
 
 _READ_BYTES = 4 * 2**20
 _CONTENT_TRIES = 2
-# How often to look whether whoever has a part has done with it.
+# How often to check whether another user of a part is done with it.
 _LOOK_SECONDS = 1.0
 
-# The parts that a thread of this process has: two sources may have equal content, and not every file
+# The parts in use by threads of this process: two sources may have equal content, and not every file
 # system has locks.
 _IN_USE: set[Path] = set()
 _IN_USE_LOCK = threading.Lock()
 
 
 class _ContentMismatch(Exception):
-    """The server sends something else than the manifest lists."""
+    """The server sent something other than what the manifest lists."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """How a file is fetched: from where, for how long it is retried, and who is told of it."""
+    """How a file is fetched: from where, for how long to retry, and where to report progress."""
 
     remote: Remote
     patience: float
     stop: threading.Event
-    # Given how many bytes have come, and lines for a person.
+    # Called with the number of bytes received, and with notices for the user.
     count: Callable[[int], None]
     tell: Callable[[str], None]
-    # The places are in a folder of the user's. What lies there is never replaced, since we cannot know
-    # whose it is; so each file is on the disk before it has its name: a power cut leaves no wrong one.
+    # Files are kept in a folder of the user's. Nothing there is ever replaced, because it may not be ours;
+    # so each file is synced before it gets its name, and a power cut cannot leave a damaged one.
     keeps: bool = False
 
     def fetch(self, file: SourceShard, place: Path, parts: Path) -> None:
-        """Have the whole file, proven, at `place`; raise SourceError if it is not to be had.
+        """Put the whole, verified file at `place`; raise SourceError if it cannot be fetched.
 
-        HubError means that no file can be had now, OutputError that there is
-        no space for it. What came is kept in the folder `parts` for the next call.
+        HubError means that no file can be fetched now, OutputError that there is
+        no space for it. What has arrived stays in the folder `parts` for the next call.
         """
         while not self._is_there(file, place):
             atomic.refuse_link(parts)
@@ -76,7 +76,7 @@ class Download:
                     return
 
     def _publish(self, file: SourceShard, part: "_Part", place: Path) -> bool:
-        """Give a part its place, unless another process has the file there; tell whether it is there now."""
+        """Move a part to its place, unless the file is there already; return whether it is there now."""
         if self.keeps:
             part.sync()
         if self._is_there(file, place):
@@ -88,16 +88,16 @@ class Download:
         return published
 
     def is_right(self, file: SourceShard, place: Path) -> bool:
-        """Tell whether the file that lies there is the one, as far as anybody can: by size and sha256."""
+        """Return whether the file at `place` is the right one, by its size and, if known, its sha256."""
         try:
             if files.state_of(place).st_size != file.bytes:
                 return False
             return file.sha256 is None or files.sha256_of(place, self._tick) == file.sha256
-        except OSError:  # Nobody can tell of what cannot be read.
+        except OSError:  # A file that cannot be read cannot be verified.
             return False
 
     def _is_there(self, file: SourceShard, place: Path) -> bool:
-        """Tell whether the file is in its place; raise SourceError if something else is that is to stay."""
+        """Return whether the file is in its place; raise SourceError if another one is, which must stay."""
         if self.is_right(file, place):
             return True
         if self.keeps and os.path.lexists(place):
@@ -127,26 +127,26 @@ class Download:
                 retry.wait_or_raise(error, file.path)
 
     def _append_response(self, file: SourceShard, part: "_Part", retry: Retry) -> None:
-        """Append what one request brings."""
+        """Append what one request returns."""
         with self.remote.open_range(file.path, part.bytes) as answer:
             if answer.is_past_end:
                 raise _ContentMismatch(f"the server's file ends before byte {part.bytes:,} of {file.bytes:,}")
             if answer.total is not None and answer.total != file.bytes:
                 raise _ContentMismatch(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
             if answer.begin > part.bytes:
-                raise TransientError(f"the server answers from byte {answer.begin:,} on, not {part.bytes:,}")
-            # What we have is passed over.
+                raise TransientError(f"the server sent bytes from {answer.begin:,} on, not {part.bytes:,}")
+            # Skip what we already have.
             skip = part.bytes - answer.begin
             for chunk in answer:
                 self._pause(0)
                 new, skip = chunk[skip:], max(0, skip - len(chunk))
                 if part.bytes + len(new) > file.bytes:
-                    raise _ContentMismatch(f"the server sends more than {file.bytes:,} bytes")
+                    raise _ContentMismatch(f"the server sent more than {file.bytes:,} bytes")
                 part.add(new)
                 self.count(len(new))
                 retry.received(len(chunk), file.path, new=bool(new))
         if part.bytes < file.bytes:
-            raise TransientError(f"the server ended after {part.bytes:,} of {file.bytes:,} bytes")
+            raise TransientError(f"the response ended after {part.bytes:,} of {file.bytes:,} bytes")
 
     def _pause(self, seconds: float) -> None:
         if self.stop.wait(seconds) if seconds else self.stop.is_set():
@@ -157,8 +157,8 @@ class Download:
 
     def _mismatch_message(self, file: SourceShard, wrong: _ContentMismatch) -> str:
         return message(
-            f"the server sent other bytes than the manifest lists, {_CONTENT_TRIES} times",
-            "a mirror or proxy serves corrupt bytes: fetch from another HF_ENDPOINT",
+            f"the server sent bytes that do not match the manifest, {_CONTENT_TRIES} times",
+            "a mirror or proxy may serve corrupt bytes: use another HF_ENDPOINT",
             file=file.path,
             wanted=f"{file.bytes:,} bytes, sha256 {file.sha256 or 'any'}",
             found=wrong,
@@ -167,16 +167,16 @@ class Download:
 
 
 def part_name(file: SourceShard, revision: str) -> str:
-    """Return the name of a file's part: its content's, so that it fits in any run.
+    """Return the name of a file's part, which depends on its content alone, so that any run can use it.
 
-    Where nobody knows the sha256, the revision and the path decide the content.
+    Where the sha256 is unknown, the revision and the path stand for the content.
     """
     return f"{file.sha256 or layout.job_key(f'{revision}/{file.bytes}/{file.path}')}.part"
 
 
 def _occupied_message(file: SourceShard, place: Path) -> str:
     return message(
-        "something else lies where this source is to be kept, and is not replaced",
+        "another file is where this source is to be kept; it is not replaced",
         "move it away, or choose another --keep-source; then run the same command again",
         place=place,
         wanted=f"{file.bytes:,} bytes, sha256 {file.sha256 or 'any'}",
@@ -189,22 +189,21 @@ def _described(place: Path, wanted: int) -> str:
         size = files.state_of(place).st_size
         return f"{size:,} bytes" if size != wanted else f"{size:,} bytes, sha256 {files.sha256_of(place)}"
     except FileNotFoundError:
-        return "a link that leads nowhere"
+        return "a broken link"
     except OSError as error:
         return f"something that cannot be read: {error.strerror}"
 
 
 class _Part:
-    """What has come of a file, with its sha256. It is locked while it is open.
+    """What has arrived of a file, and its sha256. It is locked while it is open.
 
-    Windows neither renames nor removes a file that is open, so a part is closed
-    first, on every system alike. Between the two nobody holds its lock, and
-    another process may take it up: a part that is whole and proven, or one that
-    is empty. When it has read it, it looks whether the part still has its name,
-    and if not it finds the file in its place. Should it look before the name is
-    gone, it has nothing to add to a whole part, its own renaming fails, and it
-    looks for the file again. So that instant may cost a second fetch, but what
-    is published is always what was proven.
+    Windows can neither rename nor remove an open file, so on every system a part
+    is closed first. Between the two it is not locked, and another process may
+    open it: a part that is whole and verified, or one that is empty. After reading
+    it, that process checks whether the part still has its name; if not, it finds
+    the file in its place. If it checks before the rename, it has nothing to add to
+    a whole part, its own rename fails, and it looks for the file again. So this
+    race may cost a second fetch, but what is published was always verified.
     """
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
@@ -216,7 +215,7 @@ class _Part:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, pause: Callable[[float], None]) -> Iterator["_Part"]:
-        """Take up a part, or begin one. Two threads or processes never write to the same."""
+        """Open an existing part or create one. Two threads or processes never write to the same."""
         with _reserved(path, pause):
             while True:
                 with atomic.writing(path):
@@ -228,11 +227,11 @@ class _Part:
                         if _still_has_its_name(file, path):
                             yield part
                             return
-                # Not open while it is waited for, or Windows would not let it be renamed.
+                # Closed while waiting, or Windows would not let it be renamed.
                 pause(_LOOK_SECONDS)
 
     def add(self, content: bytes) -> None:
-        """Append what came."""
+        """Append bytes that arrived."""
         view = memoryview(content)
         with atomic.writing(self._path, self.bytes):
             while view:
@@ -241,19 +240,19 @@ class _Part:
         self.bytes += len(content)
 
     def verify(self, file: SourceShard) -> None:
-        """Raise _ContentMismatch if this is not the file."""
+        """Raise _ContentMismatch if this is not the whole file."""
         found = self._sha256.hexdigest()
         if self.bytes != file.bytes:
-            raise _ContentMismatch(f"there are {self.bytes:,} bytes, not {file.bytes:,}")
+            raise _ContentMismatch(f"it has {self.bytes:,} bytes, not {file.bytes:,}")
         if file.sha256 not in (None, found):
             raise _ContentMismatch(f"the sha256 is {found}, not {file.sha256}")
-        # What was hashed is what we wrote. Where there are no locks, another process may have written too.
+        # The hash covers what we wrote. Without file locks, another process may have written as well.
         written = os.fstat(self._file.fileno()).st_size
         if written != self.bytes:
-            raise _ContentMismatch(f"there are {written:,} bytes on the disk, not {file.bytes:,}")
+            raise _ContentMismatch(f"it has {written:,} bytes on disk, not {file.bytes:,}")
 
     def restart(self) -> None:
-        """Throw everything away."""
+        """Throw away everything that has arrived."""
         with atomic.writing(self._path):
             self._file.truncate(0)
         self._sha256 = hashlib.sha256()
@@ -265,18 +264,18 @@ class _Part:
         atomic.remove(self._path)
 
     def discard_if_empty(self) -> None:
-        """Remove the file if nothing has come."""
+        """Remove the file if nothing has arrived."""
         if not self.bytes:
             self.discard()
 
     def sync(self) -> None:
-        """Bring the content to the disk."""
+        """Flush the content to disk."""
         atomic.sync_file(self._path, self._file.fileno())
 
     def publish(self, place: Path) -> bool:
-        """Give the file its name; tell whether it was still there.
+        """Move the file to its place; return whether it still existed.
 
-        Unless it is to be kept, it need not be on the disk yet: it is proven again before it is used.
+        Unless it is to be kept, it need not be synced: it is verified again before it is used.
         """
         self._file.close()
         with atomic.writing(place):
@@ -296,7 +295,7 @@ class _Part:
 
 @contextmanager
 def _reserved(path: Path, pause: Callable[[float], None]) -> Iterator[None]:
-    """Have a part for this thread alone during the block; wait for another that has it."""
+    """Reserve a part for this thread during the block; wait while another thread has it."""
     while not _reserve(path):
         pause(_LOOK_SECONDS)
     try:
@@ -321,12 +320,12 @@ def _locked(file: io.FileIO) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # A file system without locks; what two have written is not what either has proven.
+        pass  # A file system without locks: a part that two have written to fails verification.
     return True
 
 
 def _still_has_its_name(file: io.FileIO, path: Path) -> bool:
-    """Tell whether the open file has its name still; whoever had the lock may have published it."""
+    """Return whether the open file still has its name; the last holder of the lock may have published it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""One request and its answer, bounded in time whatever the server does.
+"""One request and its response, bounded in time whatever the server does.
 
-The client limits each wait for a byte and not all of them together: a server
-that sends a header, or a hundred thousand answers of the kind "continue", a
-byte at a time would have us for days. And it reads what stands in a redirect
-to its end. So each request has a thread of its own, which hands over what
-comes. Whoever asked waits only as long as one wait may take for all of the
-headers, and so for each piece of the content; then the thread is left alone,
-and ends as soon as something comes. Redirects are followed here: the token
-stays with its origin, and little of their content is read.
+The client limits each wait for a byte but not their sum: a server that sends a
+header, or a hundred thousand "100 Continue" responses, one byte at a time could
+hold us for days. And it reads the body of a redirect to its end. So each request
+has its own thread, which passes on what arrives. The caller waits for all of the
+headers only as long as one wait may take, and again for each chunk of the body;
+then it abandons the thread, which ends as soon as something arrives. Redirects
+are followed here, so that the token stays with its origin and little of their
+body is read.
 """
 
 import queue
@@ -20,17 +20,17 @@ from fwconvert.hub.client import client
 from fwconvert.hub.retry import TransientError
 
 _MOST_REDIRECTS = 20
-# So little is read to its end, for the sake of the connection; otherwise that is given up.
+# A body this small is read to its end so that the connection can be reused; otherwise it is closed.
 _LITTLE_BYTES = 64 * 2**10
-# Pieces of at most 64 KiB that came and wait for whoever asked.
+# Chunks of at most 64 KiB that have arrived and wait for the caller.
 _QUEUE_LENGTH = 16
-# The client's own limit comes first: it says what was waited for.
+# Let the client's own timeout come first: its message says what it was waiting for.
 _SPARE_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
 
 
 class Response:
-    """A server's answer: its status and its headers are there, its content comes."""
+    """A server's response: status and headers have arrived, the body is still arriving."""
 
     def __init__(self, response: Any, chunks: Iterator[bytes]) -> None:
         self.status: int = response.status_code
@@ -40,24 +40,24 @@ class Response:
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the content as it was sent, piece by piece; TransientError if it stalls."""
+        """Yield the body as it was sent, chunk by chunk; raise TransientError if it stalls."""
         return self._chunks
 
     @property
     def next_page(self) -> str:
-        """Where the rest of a list is; "" if this is all."""
+        """The address of the next page of a list; "" if this is the last."""
         return self._links.get("next", {}).get("url", "")
 
     @property
     def encoding(self) -> str:
-        """How the content is packed; "" if it is not, which is all that we ask for."""
+        """How the body is compressed; "" if it is not, which is what we ask for."""
         found = self.headers.get("Content-Encoding", "").strip().lower()
         return "" if found == "identity" else found
 
 
 @contextmanager
 def request(session: Any, url: str, headers: Mapping[str, str], seconds: float) -> Iterator[Response]:
-    """Ask for `url`; yield the answer. No wait is longer than `seconds`, or TransientError is raised."""
+    """Request `url` and yield the response; raise TransientError if any wait exceeds `seconds`."""
     exchange = _Exchange(session, seconds)
     exchange.send(url, {**headers, "Accept-Encoding": "identity"})
     try:
@@ -67,22 +67,22 @@ def request(session: Any, url: str, headers: Mapping[str, str], seconds: float) 
 
 
 class _Abandoned(Exception):
-    """Nobody waits for the response any more."""
+    """The caller no longer waits for the response."""
 
 
 class _Exchange(threading.Thread):
-    """The thread of a request. It hands over the headers, the content, and None; or what went wrong."""
+    """The thread of a request. It passes on the response, the chunks of its body, and None; or an error."""
 
     def __init__(self, session: Any, seconds: float) -> None:
         super().__init__(name="exchange", daemon=True)
         self.abandoned = threading.Event()
-        # Set while only the server can keep us waiting: neither a slow name server nor a busy pool counts.
+        # Set while we wait for the server alone: a slow name server or a busy pool does not count.
         self._server_is_due = threading.Event()
         self._session, self._seconds = session, seconds
         self._queue: queue.Queue[object] = queue.Queue(_QUEUE_LENGTH)
 
     def send(self, url: str, headers: Mapping[str, str]) -> None:
-        """Begin; raise what is wrong with the address."""
+        """Start the request; raise if the address is invalid."""
         how = {"timeout": self._seconds, "extensions": {"trace": self._trace}}
         self._request = self._session.build_request("GET", url, headers=headers, **how)
         try:
@@ -91,11 +91,11 @@ class _Exchange(threading.Thread):
             raise TransientError("cannot start another thread on this machine") from None
 
     def response(self) -> Any:
-        """Return the answer as soon as its headers are there."""
+        """Return the response as soon as its headers have arrived."""
         return self._next()
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the content."""
+        """Yield the body."""
         while (chunk := self._next()) is not None:
             yield chunk
 
@@ -104,10 +104,10 @@ class _Exchange(threading.Thread):
         if not isinstance(came, Exception):
             return came
         http = client().httpx
-        foreseen = (http.HTTPError, http.StreamError, http.InvalidURL, client().errors.OfflineModeIsEnabled)
-        if isinstance(came, foreseen):
+        expected = (http.HTTPError, http.StreamError, http.InvalidURL, client().errors.OfflineModeIsEnabled)
+        if isinstance(came, expected):
             raise came
-        # A header that the client's own libraries cannot read, such as a length of 5,000 digits.
+        # A header that the client's libraries cannot parse, such as a length of 5,000 digits.
         raise TransientError(f"the server's response cannot be parsed ({type(came).__name__})")
 
     def _wait(self) -> object:
@@ -121,9 +121,9 @@ class _Exchange(threading.Thread):
                     raise TransientError(f"the server did not respond within {self._seconds:.0f} s") from None
 
     def run(self) -> None:
-        """Ask, and hand over what comes until nobody wants it."""
+        """Send the request and pass on what arrives, until the caller abandons it."""
         try:
-            response = self._answer()
+            response = self._final_response()
             try:
                 self._put(response)
                 for chunk in response.iter_raw():
@@ -137,8 +137,8 @@ class _Exchange(threading.Thread):
             with suppress(_Abandoned):
                 self._put(error)
 
-    def _answer(self) -> Any:
-        """Return the answer to the request, or to the last of those to which it leads."""
+    def _final_response(self) -> Any:
+        """Return the response after following redirects."""
         request = self._request
         for _ in range(_MOST_REDIRECTS + 1):
             response = self._session.send(request, stream=True, follow_redirects=False)
@@ -150,12 +150,12 @@ class _Exchange(threading.Thread):
                 raise _Abandoned
             if request.url.scheme not in {"http", "https"}:
                 raise client().httpx.RemoteProtocolError(
-                    "the server redirects to something that is not a web address"
+                    "the server redirects to an address that is not http or https"
                 )
         raise client().httpx.TooManyRedirects(f"the server redirects more than {_MOST_REDIRECTS} times")
 
     def _trace(self, event: str, _: object) -> None:
-        """Note what the client does just now."""
+        """Track what the client is waiting for."""
         if event.endswith("receive_response_headers.started"):
             self._server_is_due.set()
         elif event.endswith(("connect_tcp.started", "send_request_headers.started")):
@@ -171,7 +171,7 @@ class _Exchange(threading.Thread):
 
 
 def _drain_or_close(response: Any) -> None:
-    """Have done with an answer of which only the headers matter."""
+    """Finish with a response of which only the headers matter."""
     length = response.headers.get("Content-Length", "")
     if length.isascii() and length.isdecimal() and len(length) < 10 and int(length) <= _LITTLE_BYTES:
         for _ in response.iter_raw():

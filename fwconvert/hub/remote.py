@@ -1,7 +1,7 @@
-"""What files can be fetched from: a place that lists files and sends ranges of them.
+"""The interface of a remote: something that lists files and sends ranges of them.
 
-The hub's `Dataset` is one. Downloads, looks at a footer by ranges and the
-prefetcher know no more than this, so another remote touches none of them.
+The hub's `Dataset` is one. Downloads, ranged reads and the prefetcher know only
+this interface, so another remote needs no change in them.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ class FileRange(Protocol):
 
     # Whether the range begins beyond the end of the file.
     is_past_end: bool
-    # The byte that it begins with, which may be an earlier one than was asked for.
+    # Its first byte, which may be earlier than requested.
     begin: int
-    # The size of the whole file; None if nobody says.
+    # The size of the whole file; None if the server does not say.
     total: int | None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -26,21 +26,21 @@ class FileRange(Protocol):
 
 
 class Remote(Protocol):
-    """The files of one dataset at one revision. Trouble with all of them is a RemoteError."""
+    """The files of one dataset at one revision. A failure that affects all of them is a RemoteError."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
     @property
     def revision(self) -> str:
-        """What its files belong to: bytes of another revision are never mixed with them."""
+        """The revision of its files: bytes of two revisions are never mixed."""
 
     def files(self, folder: str, received: Callable[[int], None]) -> tuple[SourceShard, ...]:
-        """Return the parquet files below a folder, by name. `received` is given how many bytes came."""
+        """Return the parquet files below a folder, by path. `received` is called with byte counts."""
 
     def open_range(self, path: str, begin: int, end: int | None = None) -> AbstractContextManager[FileRange]:
-        """Ask for a file from byte `begin` on, to its end or to byte `end`.
+        """Request a file from byte `begin` to its end, or to byte `end` exclusive.
 
-        Raises TransientError for what may pass, SourceError for trouble with this file alone.
+        Raises TransientError if a retry may succeed, SourceError if only this file is affected.
         """

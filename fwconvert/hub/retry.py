@@ -1,11 +1,11 @@
-"""Retries with exponential backoff, for as long as there is progress (`--patience` is the time without).
+"""Retries with exponential backoff, given up after `--patience` seconds without progress.
 
-Progress is counted in bytes: 256 for each second of the patience. The slowest
-line that anybody downloads gigabytes over is more than ten times as fast; a
-server that trickles a byte a second is slower, and is given up like one that is
-silent. Bytes need not come steadily: 150 KB anywhere in ten minutes will do.
-The time that a server asks us to wait (Retry-After) does not count, up to ten
-times the patience. All waits end at once when the user asks to stop.
+Progress is counted in bytes: 256 for each second of patience. Any line that is
+used to download gigabytes is more than ten times as fast; a server that trickles
+a byte a second is slower, and is given up like one that is silent. Bytes need
+not arrive steadily: 150 KB anywhere in ten minutes is enough. The time that a
+server asks us to wait (Retry-After) does not count, up to ten times the
+patience. All waits end at once when the user asks to stop.
 """
 
 import math
@@ -22,7 +22,7 @@ from fwconvert.hub.client import endpoint
 Found = TypeVar("Found")
 
 _LONGEST_BACKOFF = 60.0
-# The hub counts requests over five minutes, so it never has reason to ask for more.
+# The hub's rate limits cover five minutes, so it never needs to ask for more.
 _LONGEST_ASKED_WAIT = 300.0
 _MAX_ASKED_PATIENCES = 10
 _SHORTEST_WAIT = 0.5
@@ -31,7 +31,7 @@ _MAX_MIN_BYTES = 2**20
 
 
 class TransientError(Exception):  # Internal: a retry succeeds, or it becomes a HubError.
-    """A failure that may pass. `retry_after`: for how many seconds the server asked us to wait."""
+    """A failure that a retry may overcome. `retry_after`: how many seconds the server asked us to wait."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
@@ -41,8 +41,8 @@ class TransientError(Exception):  # Internal: a retry succeeds, or it becomes a 
 class Retry:
     """When to retry one download or request, and when to give up: after `seconds` without progress.
 
-    `notice` is given a line when a wait is long enough for a person to wonder.
-    `deadline` is the number of seconds after which it ends in any case.
+    `notice` is called with a line when a wait is long enough for a user to wonder.
+    `deadline` is the number of seconds after which it gives up in any case.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Retry:
         self.progress()
 
     def progress(self) -> None:
-        """Start counting anew: enough has arrived."""
+        """Reset the counters: enough has arrived."""
         self._failures = 0
         self._new = 0
-        # How long servers asked us to wait, which does not count.
+        # How long servers asked us to wait, which is not counted.
         self._asked = 0.0
         self._since = time.monotonic()
         self._restart_flow()
@@ -68,7 +68,7 @@ class Retry:
     def received(self, size: int, what: str, *, new: bool = True) -> None:
         """Count bytes that arrived; raise HubError if they only trickle in.
 
-        Bytes that are not `new` are skipped to get at the rest, and are no progress.
+        Bytes that are not `new` are skipped to reach the rest, and are not progress.
         """
         self._flowed += size
         self._new += size if new else 0
@@ -129,7 +129,7 @@ class Retry:
             seconds = min(max(error.retry_after, _SHORTEST_WAIT), _LONGEST_ASKED_WAIT)
             self._asked += seconds
             return seconds
-        # Less than full, at random: a cluster that was cut off together must not come back together.
+        # Random jitter: clients that were cut off together must not come back together.
         longest = min(_LONGEST_BACKOFF, 2.0 ** (self._failures - 1))
         share = random.uniform(0.5, 1.0)  # noqa: S311  # no secret
         return share * min(longest, max(1.0, self._seconds / 4))

@@ -73,7 +73,7 @@ def test_a_second_run_says_that_all_is_done(
     source: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--source", str(source), "--out", str(out), *WORDS]) == 0
-    assert "all is done already; nothing was changed" in capsys.readouterr().out
+    assert "already complete; nothing was changed" in capsys.readouterr().out
 
 
 def test_quiet_prints_nothing_at_all(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_status_of_a_complete_run(out: Path, capsys: pytest.CaptureFixture[str])
 def test_status_lists_failed_jobs_with_the_reason(failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(failed)]) == 1
     shown = capsys.readouterr().out
-    assert "not complete" in shown
+    assert "incomplete" in shown
     assert "1 of 2 done" in shown
     assert "b.parquet (2 attempts)" in shown
     assert main(["status", str(failed), "--json"]) == 1
@@ -115,7 +115,7 @@ def test_verify_finds_nothing_wrong_and_then_something(
 ) -> None:
     main(["--source", str(source), "--out", str(tmp_path / "o"), "--quiet", *WORDS])
     assert main(["verify", str(tmp_path / "o")]) == 0
-    assert "all is right" in capsys.readouterr().out
+    assert "no problems" in capsys.readouterr().out
     shard = min((tmp_path / "o").glob("*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1])
     assert main(["verify", str(tmp_path / "o"), "--json"]) == 1
@@ -194,13 +194,13 @@ def test_plan_of_a_hub_version_needs_no_network(capsys: pytest.CaptureFixture[st
         ([], ["nothing to convert", "--version demo"]),
         (["--version", "10C"], ["no version of this name", "10B"]),
         (["--source", "nowhere", "--out", "o"], ["does not exist", "nowhere"]),
-        (["--source", "."], ["no output folder", "--out"]),
+        (["--source", "."], ["--out is missing", "--out"]),
         (["--version", "demo", "--tokenizer", "gpt3"], ["gpt3", "gpt2"]),
         (["--source", ".", "--out", "o"], ["parquet"]),
         (["status", "nowhere"], ["not a run", "nowhere"]),
         (["verify", "nowhere"], ["manifest", "nowhere"]),
         (["show", "nowhere", "x"], ["manifest", "nowhere"]),
-        (["stauts", "x"], ["no command", "did you mean status?"]),
+        (["stauts", "x"], ["unknown command", "did you mean status?"]),
     ],
 )
 def test_a_mistake_of_the_caller_is_explained_and_nothing_is_written(
@@ -250,7 +250,7 @@ def test_an_empty_path_is_a_mistake_and_not_the_current_folder(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"argument {name}: it is empty: is a variable of the shell not set?" in ended.stderr
+    assert f"argument {name}: it is empty: is a shell variable not set?" in ended.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -13,7 +13,7 @@ import corpus
 import pytest
 import runner
 
-from fwconvert.cli.console import spelt
+from fwconvert.cli.console import escaped
 
 WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1"]
 
@@ -225,7 +225,7 @@ def test_a_folder_whose_name_is_not_utf_8_can_be_told_of(whole: Path, tmp_path: 
 
 
 def test_a_character_is_spelt_only_where_the_encoding_lacks_it() -> None:
-    assert spelt("grün \U0001f680", "utf-8") == "grün \U0001f680"
-    assert spelt("grün \U0001f680", "latin-1") == "grün \\ud83d\\ude80"
-    assert spelt("grün \U0001f680", "ascii") == "gr\\u00fcn \\ud83d\\ude80"
-    assert spelt("\udcff", "utf-8") == "\\udcff"
+    assert escaped("grün \U0001f680", "utf-8") == "grün \U0001f680"
+    assert escaped("grün \U0001f680", "latin-1") == "grün \\ud83d\\ude80"
+    assert escaped("grün \U0001f680", "ascii") == "gr\\u00fcn \\ud83d\\ude80"
+    assert escaped("\udcff", "utf-8") == "\\udcff"

@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--shard-tokens", "300", "--val-tokens", "600"], "0 for training", ["no training shard"]),
         (["--shard-tokens", "700"], "1 for training", ["no validation shard", "modded-nanogpt"]),
         (["--format", "raw", "--val-tokens", "100"], "1 for training, 1 for validation", []),
-        (["--where", "text == 'b'"], "0 for training, 0 for validation", ["not one document"]),
+        (["--where", "text == 'b'"], "0 for training, 0 for validation", ["there are no documents"]),
     ],
 )
 def test_what_somebody_would_stumble_over_is_said(
@@ -89,22 +89,22 @@ def uneven(tmp_path: Path) -> Path:
     [
         (
             [],
-            "the first source gives it, and first.parquet has 24 tokens, fewer than the 500 of",
+            "it comes from the first source, and first.parquet has 24 tokens, fewer than --val-tokens (500)",
             "export the run with a smaller --val-tokens, or with --layout contiguous, which takes it from",
         ),
         (
             ["--limit-tokens", "300"],
-            "first.parquet has 24 tokens, fewer than the 500 of --val-tokens",
+            "first.parquet has 24 tokens, fewer than --val-tokens (500)",
             "export the run with a smaller --val-tokens\n",
         ),
         (
             ["--layout", "contiguous", "--val-tokens", "5000"],
-            "all 1,224 tokens of the run are fewer than the 5,000 of --val-tokens",
+            "the run has 1,224 tokens, fewer than --val-tokens (5,000)",
             "export the run with a smaller --val-tokens\n",
         ),
         (
             ["--last", "drop"],
-            "first.parquet has 24 tokens, fewer than the 500 of --val-tokens",
+            "first.parquet has 24 tokens, fewer than --val-tokens (500)",
             "convert again into another folder with a smaller --val-tokens, or with --layout contiguous",
         ),
     ],
@@ -127,7 +127,7 @@ def test_why_there_is_no_validation_is_said_with_its_source_and_what_to_do(
         runner.assert_tidy_end(ended, 0)
         (said,) = [line for line in ended.stdout.splitlines() if "there is no validation shard: " in line]
         assert why in said
-        assert f"to have one, {advice}" in ended.stdout
+        assert f"to get one, {advice}" in ended.stdout
         assert ("everything is kept as training data" in ended.stdout) == ("drop" not in words)
 
 

@@ -346,7 +346,7 @@ def test_a_damaged_source_before_the_limit_ends_the_run_with_a_word(tmp_path: Pa
     }
     ended = runner.run(sources, tmp_path / "out", **recipe)
     runner.assert_tidy_end(ended, 1)
-    assert "nothing behind one that failed can be decided" in ended.stdout
+    assert "sources after a failed one cannot be finished" in ended.stdout
     done = {path.name[:2] for path in (tmp_path / "out" / runner.PRIVATE / "receipts").iterdir()}
     assert "04" not in done
     assert runner.run(sources, tmp_path / "out", **recipe).returncode == 1
@@ -361,7 +361,7 @@ def test_a_damaged_source_behind_the_limit_is_not_even_looked_at(tmp_path: Path)
     (sources / "03.parquet").write_bytes(b"no parquet")
     recipe: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000, "limit_documents": 41, "workers": 1}
     runner.assert_tidy_end(runner.run(sources, tmp_path / "out", **recipe), 0)
-    assert runner.run(sources, tmp_path / "out", **recipe).stdout.startswith("all is done already")
+    assert runner.run(sources, tmp_path / "out", **recipe).stdout.startswith("already complete")
 
 
 def test_a_lost_shard_of_a_limited_run_is_made_again(sources: Path, tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_another_choice_is_another_recipe_and_the_difference_is_told(
     assert cli.main([*words, *first]) == 0
     same = ["--where", '(score > 1) and (language == "en")', "--limit-documents", "9", "--min-score", "1.0"]
     assert cli.main([*words, *same]) == 0
-    assert "all is done already" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
     assert cli.main([*words, "--where", "score > 2", "--limit-documents", "10"]) == 2
     told = capsys.readouterr().err
     for line in ("where in folder", "score > 1 and language == 'en'", "where in command", "score > 2"):
@@ -436,13 +436,13 @@ def test_the_summary_the_status_and_the_plan_tell_of_the_choice(
     assert "how much it keeps is not known" in capsys.readouterr().out
     assert cli.main([*words, *choice]) == 0
     said = capsys.readouterr().out
-    assert "the limit is reached with 1 of 7 sources" in said
-    assert "rows that the filter rejects" in said
+    assert "the limit was reached after 1 of 7 sources" in said
+    assert "rows rejected by the filter" in said
     assert cli.main(["status", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "complete" in said
     assert "1 of 1 done (100% of the bytes)" in said
-    assert "rows that the filter rejects" in said
+    assert "rows rejected by the filter" in said
     assert cli.main(["plan", *words, "--limit-tokens", "100"]) == 0
     said = capsys.readouterr().out
     assert "files         1\n" in said

@@ -90,7 +90,7 @@ def test_twins_are_converted_like_any_other_and_the_same_command_again_finds_all
     asked = len(hub.log)
     again = run(words, hub.endpoint)
     assert_tidy_end(again, 0)
-    assert "all is done already" in again.stdout
+    assert "already complete" in again.stdout
     assert len(hub.log) == asked
 
 

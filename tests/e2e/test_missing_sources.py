@@ -153,7 +153,7 @@ def test_a_run_that_is_done_needs_its_sources_no_more(pinned: Path, sources: Pat
     again = convert(pinned, folder, out)
 
     assert_tidy_end(again, 0)
-    assert "all is done already" in again.stdout
+    assert "already complete" in again.stdout
 
 
 def test_a_limit_needs_no_source_behind_it(pinned: Path, sources: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_damage_that_no_time_shows_is_left_until_somebody_asks(one: Path, whole:
     out = damaged_copy(whole)
     flip_unseen(out / FIRST)
 
-    assert "all is done already" in convert(one, out)
+    assert "already complete" in convert(one, out)
     runner.assert_tidy_end(runner.command_line("verify", str(out)), 1)
 
 
@@ -206,7 +206,7 @@ def test_files_that_were_only_copied_are_hashed_once(one: Path, whole: Path) -> 
     for path in out.glob("edu_fineweb_*"):
         path.touch()
 
-    assert "all is done already" in convert(one, out)
+    assert "already complete" in convert(one, out)
     before = runner.state(out)
     convert(one, out)
     assert runner.state(out) == before
@@ -221,7 +221,7 @@ def test_a_run_with_a_missing_shard_is_not_complete_for_status(whole: Path) -> N
     ended = runner.command_line("status", str(whole))
 
     runner.assert_tidy_end(ended, 1)
-    assert "not complete" in ended.stdout
+    assert "incomplete" in ended.stdout
     assert FIRST in ended.stdout
 
 
