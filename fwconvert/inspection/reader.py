@@ -1,7 +1,7 @@
-"""A run that is read, and not made: its sources as streams of tokens, its documents by number.
+"""Read an existing run: its sources as streams of tokens, its documents by number.
 
-What the run manifest says is held against what its jobs must have given before
-any token is looked at. A run that is not finished can be read as far as it is.
+The lines of the run manifest are checked against what its jobs must have made
+before any token is read. An unfinished run can be read as far as it has got.
 """
 
 import os
@@ -30,11 +30,11 @@ class Located:
     """A document of the run, and how to read it."""
 
     source: int
-    # In the run, counted from 1; None if a source before it is not converted yet.
+    # In the run, counted from 1; None while a source before it is not converted.
     number: int | None
     document: DocumentSpan
     reader: StreamReader
-    # The token that was asked for, in the stream of the source.
+    # The position of the requested token in the stream of the source.
     position: int
 
 
@@ -48,19 +48,19 @@ class RunReader:
         self.account.recipe.source.check()
 
     def decoder(self) -> Tokenizer:
-        """Return what turns the run's tokens into text."""
+        """Return the tokenizer that turns the run's tokens into text."""
         return registry.load(registry.of_rules(self.manifest.rules), self.store.local(layout.VOCABULARIES))
 
     @cached_property
     def streams(self) -> list[tuple[Passage, ...]]:
-        """The stream of each source whose job is done; joined shards to be made stand in it too."""
+        """The stream of each source whose job is done, joined shards that are yet to be made included."""
         lines = {line.name: line for line in self.manifest.shards}
         shards = [_matching(shard, lines) for shard in (*self.account.own, *self.account.joined)]
         found = passages_of(shards, len(self.manifest.sources))
         return [self._with_the_rest(source, passages) for source, passages in enumerate(found)]
 
     def _with_the_rest(self, source: int, passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-        """Return a stream with a stand-in for tokens in no token shard: a tail not joined yet, or dropped."""
+        """Add a placeholder for tokens that are in no shard: a tail not joined yet, or dropped."""
         job, length = self.account.jobs.get(source), length_of(passages)
         if job is None or job.tokens <= length:
             return passages
@@ -68,29 +68,29 @@ class RunReader:
         return (*passages, Passage(rest, 0, length, rest.tokens))
 
     def reader(self, source: int) -> StreamReader:
-        """Return what reads the stream of a source."""
+        """Return a reader of the stream of a source."""
         rules = self.manifest.rules
         eot = registry.of_rules(rules).eot
         return StreamReader(self.store, rules, self.streams[source], eot)
 
     def find(self, line: ShardLine, offset: int) -> Located:
-        """Return the document that has a token of a token shard."""
+        """Return the document to which a token of a token shard belongs."""
         source = next((index for index, first in reversed(line.segments) if first <= offset), -1)
         passages = self.streams[source] if 0 <= source < len(self.streams) else ()
         here = (passage for passage in passages if passage.shard.name == line.name)
-        # A shard may have two passages of one source, if it has taken in a full one.
+        # A shard may have two passages of one source, if it has absorbed a full shard.
         passage = next((one for one in here if 0 <= offset - one.first < one.tokens), None)
         if passage is None:
             raise UsageError(
                 message(
-                    "the source of these tokens is not known yet: a job has to be done again",
+                    "the source of these tokens is not known yet: a job has to be repeated",
                     "run the command that made this run again, and let it finish",
                     shard=line.name,
                 )
             )
         reader = self.reader(source)
         position = passage.start + offset - passage.first
-        document = self._seen(source, reader, reader.document_at(position))
+        document = self._cut_by_limit(source, reader, reader.document_at(position))
         before = self._documents_before(source)
         number = None if before is None else before + document.number + 1
         return Located(source, number, document, reader, position)
@@ -104,7 +104,7 @@ class RunReader:
         if missing and (source is None or missing[0] < source):
             raise UsageError(
                 message(
-                    "the run is not finished, so it is not known yet which document this is",
+                    "the run is not finished, so the number of this document is not known yet",
                     "run the command that made this run again, and let it finish",
                     document=f"{number:,}",
                     not_converted=self.manifest.sources[missing[0]].path,
@@ -119,11 +119,12 @@ class RunReader:
                 )
             )
         reader = self.reader(source)
-        document = self._seen(source, reader, reader.document(number - 1 - ends[source] + counts[source]))
+        index = number - 1 - ends[source] + counts[source]
+        document = self._cut_by_limit(source, reader, reader.document(index))
         return Located(source, number, document, reader, document.start)
 
-    def _seen(self, source: int, reader: StreamReader, document: DocumentSpan) -> DocumentSpan:
-        """Return a document as it is in its source too: not whole if the limit has cut it."""
+    def _cut_by_limit(self, source: int, reader: StreamReader, document: DocumentSpan) -> DocumentSpan:
+        """Return a document, marked as not whole if the run's limit has cut it off."""
         job = self.account.jobs.get(source)
         cut = job is not None and job.cut and document.end == reader.length
         return replace(document, is_whole=False) if cut else document
@@ -139,12 +140,12 @@ class RunReader:
 
 
 def open_run(out: str | os.PathLike[str]) -> RunReader:
-    """Return what reads the run in the folder `out`, or raise UsageError if there is none."""
+    """Return a reader of the run in the folder `out`, or raise UsageError if there is none."""
     return RunReader(out)
 
 
 def read_manifest(store: Store) -> RunManifest:
-    """Return the run manifest of a folder; raise ManifestError if nobody can follow its rules."""
+    """Return the run manifest of a folder; raise ManifestError if its rules are invalid."""
     manifest = run_manifest.read(store)
     try:
         check_rules(manifest.rules)
@@ -157,15 +158,15 @@ def read_manifest(store: Store) -> RunManifest:
 
 
 def _matching(shard: ExpectedShard, lines: dict[str, ShardLine]) -> ShardLine:
-    """Return the line of a token shard, or one without hashes if it is not made yet."""
+    """Return the manifest line of a token shard, or one without hashes if it is not made yet."""
     line = lines.get(shard.name)
     if line is None:
         return _unmade(shard.name, shard.tokens, shard.segments)
     if (line.split, line.tokens, line.segments) != (shard.split, shard.tokens, shard.segments):
         raise ManifestError(
             message(
-                "a run manifest contradicts itself: a token shard is not what the jobs must have given",
-                "fwconvert verify says what is wrong",
+                "a run manifest contradicts itself: a token shard is not what its jobs must have made",
+                "run fwconvert verify to see what is wrong",
                 shard=line.name,
                 wanted=f"{shard.split}, {shard.tokens:,} tokens, segments {shard.segments}"[:500],
                 found=f"{line.split}, {line.tokens:,} tokens, segments {line.segments}"[:500],

@@ -19,22 +19,22 @@ from fwconvert.tokens import registry, tokenizer
 
 @dataclass(frozen=True)
 class Document:
-    """A document, or the part of it that stands in one token shard."""
+    """A document, or the part of it that is in one token shard."""
 
     # Its number in the shard; 0 for the end of a document that starts in an earlier shard.
     number: int
     source: str
     row: int | None
     tokens: int
-    # Whether it ends in this shard as far as can be told from it alone.
+    # Whether it is known to end in this shard, from the shard alone.
     whole: bool
     text: str
 
 
 def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document]]:
-    """Return the shard that `name` means and the first `most` documents that start in it.
+    """Return the shard that `name` refers to and the first `most` documents that start in it.
 
-    If none does, the one document returned is the piece that the shard holds.
+    If none starts there, return the piece of one document that the shard holds.
     """
     store = LocalStore(out)
     manifest = run_manifest.read(store)
@@ -46,7 +46,7 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
 
 
 def numbered(out: Path, number: int) -> tuple[Document, str]:
-    """Return a document of the run, counted from 1, whole, and where it starts: SHARD:OFFSET."""
+    """Return a whole document by its number in the run, from 1, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
     decoder = run.decoder()
     located = run.document(number)
@@ -64,7 +64,7 @@ def numbered(out: Path, number: int) -> tuple[Document, str]:
 
 
 def find_shard(manifest: RunManifest, name: str) -> ShardLine:
-    """Return the one shard that `name` means: its file name, a path to it, or a part of its name."""
+    """Return the one shard that `name` refers to: its file name, a path to it, or part of its name."""
     wanted = Path(name).name
     found = [line for line in manifest.shards if line.name == wanted]
     found = found or [line for line in manifest.shards if wanted in line.name]
@@ -75,7 +75,7 @@ def find_shard(manifest: RunManifest, name: str) -> ShardLine:
                 "that name matches several token shards"
                 if found
                 else "there is no such token shard in this run",
-                "give the whole name of one",
+                "give the full name of one",
                 given=name,
                 for_example=some or "none is finished yet",
             )

@@ -1,4 +1,4 @@
-"""How far a run is, told at once from its small records: no file is hashed, no text is read."""
+"""How far a run is, read quickly from its small records: no file is hashed, no text is read."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from fwconvert.store.saved_recipe import read_plan
 
 
 class FailedJob(Part, frozen=True):
-    """A job that the last session gave up."""
+    """A job that the last session gave up on."""
 
     path: str
     reason: str
@@ -30,7 +30,7 @@ class Status(Part, frozen=True):
     folder: str
     format: str
     complete: bool
-    # Who is at work on it ("pid 7 on host h, session s"), or "".
+    # The session at work on it ("pid 7 on host h, session s"), or "".
     at_work: str
     jobs: int
     jobs_done: int
@@ -43,7 +43,7 @@ class Status(Part, frozen=True):
     empty_rows: int
     failed: tuple[FailedJob, ...]
     filtered_rows: int = 0
-    # Token shards that were made, and are gone or have another size by now.
+    # Token shards that were made but are now missing or have a different size.
     missing_shards: tuple[str, ...] = ()
 
 
@@ -79,7 +79,7 @@ def status(out: str | os.PathLike[str]) -> Status:
 
 
 def _shards(store: Store, receipts: Sequence[Receipt]) -> list[ShardLine]:
-    """Return the token shards that receipts tell of, without those that joined shards have taken in."""
+    """Return the token shards listed in receipts, without those that joined shards have absorbed."""
     read = [_read(store, name, JoinReceipt) for name in join_receipts(store)]
     joins = [join for join in read if join is not None]
     taken = {join.taken.name for join in joins if join.taken}
@@ -97,19 +97,19 @@ def _failed(store: Store, path: str) -> FailedJob | None:
 
 
 def _finished(store: Store, recipe: Recipe) -> RunManifest | None:
-    """Return the run manifest if it says that all is done."""
+    """Return the run manifest if it says that the run is complete."""
     manifest = _read(store, layout.MANIFEST, RunManifest, lambda: files_described(store))
     is_ours = manifest is not None and manifest.recipe_id == recipe.recipe_id
     return manifest if manifest is not None and is_ours and manifest.headline.complete else None
 
 
 def _is_gone(store: Store, rules: Rules, line: ShardLine) -> bool:
-    # A name that is none of ours might lead out of the folder.
+    # A foreign name could point outside the folder.
     return not layout.is_shard(rules, line.name) or shard_problem(store, rules, line) != ""
 
 
 def _read(store: Store, name: str, kind: type[R], described: Callable[[], int] = lambda: 0) -> R | None:
-    """Return a record, or None if it is missing or unreadable: the next session will deal with that."""
+    """Return a record, or None if it is missing or unreadable; the next session deals with that."""
     try:
         return base.read_record(store, name, kind, described)
     except ManifestError:

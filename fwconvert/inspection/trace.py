@@ -1,9 +1,9 @@
-"""Where a token comes from: its document, the row of its source, and what the row says about itself.
+"""Where a token comes from: its document, the row of its source, and the row's id and url.
 
-The row is looked for on this machine, then over the hub. A file that is only
-looked at is not hashed. What proves it is the row itself: its text must give
-exactly the tokens in the token shards. Until then it may be anything, so it is
-read in a process that is killed if it takes too much.
+The row is looked for on this machine, then on the hub. The file is not hashed;
+instead the row's text must give exactly the tokens in the token shards. Until
+then the file is not trusted, so it is read in a process that is killed if it
+takes too much memory or time.
 """
 
 import os
@@ -30,14 +30,14 @@ from fwconvert.store import layout, saved_recipe
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens import registry, tokenizer
 
-# However small the file is: 279 bytes, a dictionary with one long text, took 0.7 GB.
-# A row group of FineWeb-Edu has some MB; over the hub it may take its time to come.
+# Even a small file may take much: one of 279 bytes, a dictionary with one long text, took 0.7 GB.
+# A row group of FineWeb-Edu has a few MB, which may take a while to arrive from the hub.
 _GUARD = ProcessLimits(memory_bytes=2**30, stall_seconds=300.0)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the columns `id` and `url` of a row say, if there are any."""
+class RowLabels:
+    """The columns `id` and `url` of a row, if there are any."""
 
     id: str | None
     url: str | None
@@ -45,15 +45,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Found:
-    """What the row says of itself, or None and why it is not to be had."""
+    """The labels of a row, or None and the reason why it could not be read."""
 
-    row: Told | None
+    row: RowLabels | None
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A file that may be the source: on this machine, or one of a dataset, by its name and revision."""
+    """A file that may be the source: on this machine, or in a dataset, given by name and revision."""
 
     name: str
     file: SourceShard
@@ -62,7 +62,7 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Question:
-    """Whether a row of a copy gives the tokens of a document, and what else it says."""
+    """A row to read from a copy, and the tokens that it must give."""
 
     copy: _Copy
     row: int
@@ -83,8 +83,8 @@ class Rows:
         self._root = root
 
     def find(self, located: Located) -> Found:
-        """Return the row of a document, from the first copy of its source that is the right one."""
-        reason = "the source file is not here"
+        """Return the row of a document, from the first copy of its source that matches."""
+        reason = "the source file is not on this machine"
         for copy in self._copies(located.source):
             try:
                 return Found(self._read(copy, located))
@@ -93,7 +93,7 @@ class Rows:
         return Found(None, reason)
 
     def _copies(self, index: int) -> Iterator[_Copy]:
-        """Yield where the source may be; the hub only if nobody said where."""
+        """Yield where the source may be; the hub only if no folder was given."""
         manifest, file = self._run.manifest, self._run.manifest.sources[index]
         root = self._root or saved_recipe.read_source_root(self._run.store)
         place = None if root is None or not root.is_dir() else self._below(root, file.path)
@@ -106,7 +106,7 @@ class Rows:
     def _below(self, root: Path, path: str) -> Path | None:
         return catalog.locate(self._run.account.recipe.source, root).get(path)
 
-    def _read(self, copy: _Copy, located: Located) -> Told:
+    def _read(self, copy: _Copy, located: Located) -> RowLabels:
         document, rules = located.document, self._run.manifest.rules
         tokens = located.reader.tokens(document.start, document.end)
         tables = self._run.store.local(layout.VOCABULARIES)
@@ -114,24 +114,24 @@ class Rows:
         return call_apart(_answer, question, _GUARD)
 
 
-def _answer(question: _Question) -> Told:
-    """Return what a row says of itself; raise SourceError if it gives other tokens."""
+def _answer(question: _Question) -> RowLabels:
+    """Return the labels of a row; raise SourceError if it gives other tokens."""
     copy, text_column = question.copy, question.rules.text_column
     if isinstance(copy.place, Path):
         there = parquet.size_of(copy.place)
         if there != copy.file.bytes:
-            raise SourceError(_another(copy.name, f"it has {there:,} bytes"))
+            raise SourceError(_wrong_file(copy.name, f"it has {there:,} bytes"))
         row = parquet.read_row(copy.place, copy.name, question.row, text_column)
     else:
         remote = RangedFile(Dataset(*copy.place), copy.file)
         row = parquet.read_row(remote, copy.name, question.row, text_column)
-    if not _gives(row, question):
-        raise SourceError(_another(copy.name, f"row {question.row:,} has another text"))
-    return Told(row.id, row.url)
+    if not _matches(row, question):
+        raise SourceError(_wrong_file(copy.name, f"row {question.row:,} has a different text"))
+    return RowLabels(row.id, row.url)
 
 
-def _gives(row: parquet.Row, question: _Question) -> bool:
-    """Tell whether a row's text gives the tokens of the document, as far as they are there."""
+def _matches(row: parquet.Row, question: _Question) -> bool:
+    """Return whether a row's text gives the tokens of the document, as far as the run has them."""
     encoder = registry.load(registry.of_rules(question.rules), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens
     tokens = question.tokens
@@ -142,11 +142,11 @@ def _gives(row: parquet.Row, question: _Question) -> bool:
     return np.array_equal(found if question.is_whole else found[: len(tokens)], tokens)
 
 
-def _another(name: str, reason: str) -> str:
+def _wrong_file(name: str, reason: str) -> str:
     return message("a source file is not the one that was converted", file=name, reason=reason)
 
 
-# Tokens of a document that are enough for its first words.
+# As many tokens as it takes to show the first words of a document.
 _WORDS = 40
 
 
@@ -161,16 +161,16 @@ class Trace(Part, frozen=True):
     revision: str
     source: str
     row: int
-    # In the run; None if a source before it is not converted yet.
+    # In the run; None while a source before it is not converted.
     document: int | None
     # Where the document starts, and where in the document the token is.
     starts_in: str
     starts_at: int
     position: int
-    # None if its end is not there: in a token shard that is not made yet, dropped, or cut off by the limit.
+    # None if its end is missing: in a token shard that is not made yet, dropped, or cut off by the limit.
     document_tokens: int | None
     first_words: str
-    # From the source file; None if it was not to be had, for the reason told.
+    # From the source file; None if it could not be read, for the reason in `missing`.
     id: str | None
     url: str | None
     missing: str
@@ -180,7 +180,7 @@ def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] 
     """Return where the token at `place` (SHARD:OFFSET) of the run in `out` comes from.
 
     The row itself is read from the files below `root`, or from where the run's
-    sources were, or over the hub. Without them the rest is told.
+    sources were, or from the hub. If it cannot be read, everything else is still returned.
     """
     run = RunReader(out)
     line, offset = _place(run, place)
@@ -213,7 +213,7 @@ def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] 
 
 
 def in_words(found: Trace) -> str:
-    """Return what was found for a person, and how to get what is missing."""
+    """Return a trace as text, with advice on how to get what is missing."""
     length = "" if found.document_tokens is None else f" of {found.document_tokens:,}"
     number = "a document" if found.document is None else f"document {found.document:,}"
     rows: dict[str, object] = {
@@ -230,7 +230,7 @@ def in_words(found: Trace) -> str:
     place = f"{found.shard}:{found.offset}"
     if not found.missing:
         return message(place, **rows)
-    advice = "to have the id and the url, name the folder that has the source files: --source DIR"
+    advice = "to get the id and the url, pass the folder with the source files: --source DIR"
     return f"{message(place, advice, **rows)}\nnot read: {found.missing}"
 
 
@@ -250,7 +250,7 @@ def _first_words(located: Located, side: EotSide) -> tokenizer.Tokens:
 
 
 def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
-    """Return the token shard and the offset that a user means."""
+    """Return the token shard and the offset that SHARD:OFFSET refers to."""
     name, _, number = given.rpartition(":")
     try:
         offset = parse_count(number)
@@ -258,7 +258,7 @@ def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:
         raise UsageError(
             message(
                 "this does not name a token",
-                "give a token shard and the number of a token in it, from 0: train_00000_001:1234",
+                "give a token shard and the index of a token in it, from 0: train_00000_001:1234",
                 given=given,
                 reason=error,
             )

@@ -1,9 +1,9 @@
-"""Prove a run from its files and its run manifest alone; a copy of the output folder will do.
+"""Verify a run from its files and its run manifest alone; a copy of the output folder is enough.
 
-Every byte of the output is read. All problems are listed, and none of them
-hides another: a file that cannot be read is a problem, not an end. Proven are
-the manifest (verify_manifest), each token shard with its document index
-(verify_shard), and here what spans shards: each source's documents go on from
+Every byte of the output is read. All problems are listed, and none hides
+another: a file that cannot be read is a problem, not the end. The manifest is
+checked in verify_manifest, each token shard with its document index in
+verify_shard, and here what spans shards: each source's documents continue from
 shard to shard, in the order of their rows, until all of them are there.
 """
 
@@ -31,7 +31,7 @@ from fwconvert.tokens import registry
 __all__ = ["Problem", "Report", "verify"]
 
 _AT_A_TIME = 1024
-# Records that nobody asked for.
+# How many unexpected records are tolerated.
 _MOST_OTHERS = 10_000
 
 
@@ -48,16 +48,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Tell whether the run is whole and right."""
+        """Whether the run is complete and correct."""
         return not self.problems
 
 
 def verify(out: str | os.PathLike[str], threads: int = 0) -> Report:
     """Read everything in the folder `out` and return what is wrong with it.
 
-    Changes nothing. Takes as many threads as there are cores unless told.
+    Changes nothing. Uses one thread per core unless `threads` is given.
     Raises UsageError if there is no run manifest, and ManifestError if this
-    version cannot read it; never for anything else in the folder.
+    version cannot read it; everything else in the folder is a problem in the report.
     """
     started = time.monotonic()
     store = open_store(out)
@@ -82,7 +82,7 @@ def _audits(store: Store, account: Account, threads: int) -> dict[str, Audit]:
     manifest = account.manifest
     rules, known = manifest.rules, registry.of_rules(manifest.rules)
     expected = {shard.name: shard.segments for shard in (*account.own, *account.joined)}
-    # A name that is none of ours is a problem already, and might lead out of the folder.
+    # A foreign name is already a problem, and could point outside the folder.
     lines = {line.name: line for line in manifest.shards if layout.is_shard(rules, line.name)}
 
     def one(name: str) -> Audit:
@@ -92,7 +92,7 @@ def _audits(store: Store, account: Account, threads: int) -> dict[str, Audit]:
     found: dict[str, Audit] = {}
     remaining = iter(lines)
     with ThreadPoolExecutor(threads) as pool:
-        # Not all at once: what waits for a thread takes more memory than what it is about.
+        # Not all at once: a queued task takes more memory than the shard's line.
         while some := [*islice(remaining, _AT_A_TIME)]:
             found.update(zip(some, pool.map(one, some), strict=True))
     return found
@@ -100,7 +100,7 @@ def _audits(store: Store, account: Account, threads: int) -> dict[str, Audit]:
 
 @dataclass(frozen=True)
 class _Link:
-    """A stretch of a source, in the token shard `shard`; None if its files do not tell what it is."""
+    """A stretch of a source in the token shard `shard`; None if its files do not determine it."""
 
     shard: str
     stretch: Stretch | None
@@ -129,7 +129,7 @@ def _chains(account: Account, audits: Mapping[str, Audit]) -> dict[int, list[_Li
 
 def _stretches(shard: ExpectedShard, audits: Mapping[str, Audit]) -> Sequence[Stretch | None]:
     found = audits.get(shard.name)
-    # A shard that is longer or shorter than it should be tells nothing of its sources.
+    # In a shard of the wrong length, the borders between sources are unknown.
     if found and found.stretches and found.tokens == shard.tokens:
         return found.stretches
     return [None] * len(shard.segments)
@@ -141,38 +141,40 @@ def _rows(chain: list[_Link], job: JobLine) -> Iterator[Problem]:
         if link.stretch is None or not link.stretch.documents:
             continue
         if link.stretch.first_row <= last:
-            what = f"begins with row {link.stretch.first_row:,} of {job.path}, but row {last:,} was before it"
+            what = (
+                f"begins with row {link.stretch.first_row:,} of {job.path}, but row {last:,} came before it"
+            )
             yield Problem(layout.index(link.shard), what)
         last = link.stretch.last_row
         if last >= job.rows:
-            what = f"names row {last:,} of {job.path}, which has {job.rows:,}"
+            what = f"refers to row {last:,} of {job.path}, which has {job.rows:,} rows"
             yield Problem(layout.index(link.shard), what)
 
 
 def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
-    """Yield what is wrong where one shard ends and the next goes on with the same source.
+    """Yield the problems where one shard ends and the next continues with the same source.
 
-    A source's first token begins a document. With EOT before each document
-    the index of the shard itself says the rest; with EOT after it, the first
-    token of a stretch begins a document exactly if the stretch before ended one.
+    A source's first token begins a document. With EOT before each document,
+    the shard's own index determines the rest; with EOT after it, the first token
+    of a stretch begins a document if and only if the stretch before ended one.
     """
     if chain and chain[0].stretch and not chain[0].stretch.begins_document:
         yield Problem(layout.index(chain[0].shard), f"has no document where {job.path} begins")
     for one, other in pairwise(chain if after else []):
         if one.stretch and other.stretch and one.stretch.ends_with_eot != other.stretch.begins_document:
             ends = "ends with an EOT" if one.stretch.ends_with_eot else "ends without an EOT"
-            begins = "begins a" if other.stretch.begins_document else "begins no"
+            begins = "begins a" if other.stretch.begins_document else "does not begin a"
             what = f"{job.path} {begins} document here, though {one.shard} {ends}"
             yield Problem(layout.index(other.shard), what)
 
 
 def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
-    """Compare a source of which every token is there with its job."""
+    """Compare a source, all of whose tokens are there, with its job."""
     stretches = [link.stretch for link in chain if link.stretch]
     documents, eots = sum(one.documents for one in stretches), sum(one.eots for one in stretches)
     if documents != job.documents:
         yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its indexes {documents:,}")
-    # A document that was cut has lost its end.
+    # A document that was cut off has no EOT after it.
     wanted = job.documents - (after and job.cut)
     if eots != wanted:
         yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its tokens {eots:,} EOTs")
@@ -181,7 +183,7 @@ def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]
 
 
 def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
-    """Yield what is in the folder and should not be, unless a session is at work there."""
+    """Yield what should not be in the folder, unless a session is at work there."""
     who = store.holder()
     if who:
         yield Problem(layout.PRIVATE, f"a session is at work here, so nothing is final: {who}")
@@ -190,7 +192,7 @@ def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
     for name in found.own:
         yield Problem(name, "is not in the run manifest")
     for name in found.foreign:
-        yield Problem(name, "is not of this run, but a trainer would take it for a part of it")
+        yield Problem(name, "is not part of this run, but a trainer would read it")
     for name in sorted(store.list(layout.TEMPORARY, folders=True)):
         yield Problem(f"{layout.TEMPORARY}/{name}", "was left behind by a crash")
     yield from _receipt_problems(store, manifest)
@@ -211,13 +213,13 @@ def _receipt_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
     merged, problems = _merged(store, manifest, names)
     yield from problems
     for job_path in sorted({line.path for line in {*merged.jobs} ^ {*manifest.jobs}}):
-        yield Problem(FILE, f"the job {job_path} is not as its receipt says")
+        yield Problem(FILE, f"the job {job_path} does not match its receipt")
     for name in sorted({line.name for line in {*merged.shards} ^ {*manifest.shards}}):
-        yield Problem(FILE, f"the token shard {name} is not as its receipt says")
+        yield Problem(FILE, f"the token shard {name} does not match its receipt")
 
 
 def _merged(store: Store, manifest: RunManifest, names: list[str]) -> tuple[RunManifest, list[Problem]]:
-    """Return the run manifest that the receipts make, and what is wrong with those that cannot be trusted."""
+    """Return the run manifest that follows from the receipts, and the problems of unreadable receipts."""
     jobs: dict[str, Receipt] = {}
     joins: dict[str, JoinReceipt] = {}
     problems = []

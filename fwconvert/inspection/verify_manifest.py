@@ -1,7 +1,7 @@
-"""Hold a run manifest against itself: everything in it that follows from something else in it.
+"""Check a run manifest for consistency: everything in it that follows from something else in it.
 
-The token counts of the jobs and the recipe decide which token shards there
-are, so each line of a shard is computed again and compared.
+The token counts of the jobs and the recipe determine the token shards, so each
+shard's line is computed again and compared.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ FILE = layout.MANIFEST
 
 
 def problems(account: Account) -> Iterator[Problem]:
-    """Yield everything that the manifest contradicts itself in."""
+    """Yield every contradiction within the manifest."""
     for what in (
         *_recipe(account.manifest, account.recipe),
         *_headline(account),
@@ -59,7 +59,7 @@ def _headline(account: Account) -> Iterator[str]:
     for name in Headline.__struct_fields__:
         found, sum_of_lines = getattr(manifest.headline, name), getattr(wanted, name)
         if found != sum_of_lines:
-            yield f"the headline's {name} is {found}, but the lines below make it {sum_of_lines}"
+            yield f"the headline's {name} is {found}, but the lines below give {sum_of_lines}"
     if not manifest.headline.complete:
         yield f"the run is not finished: {_how_far(account)}; run the same command again"
 
@@ -77,7 +77,7 @@ def _jobs(account: Account) -> Iterator[str]:
     places = [sources.get(job.path, -1) for job in manifest.jobs]
     known = [place for place in places if place >= 0]
     if any(later <= earlier for earlier, later in pairwise(known)):
-        yield "the jobs do not stand in the order of their sources, each once"
+        yield "the jobs are not in the order of their sources, each once"
     for job, index in zip(manifest.jobs, places, strict=True):
         for what in (*_source(manifest, job, index), *_counts(job), *_tail(account, job, index)):
             yield f"the job {job.path} {what}"
@@ -86,24 +86,24 @@ def _jobs(account: Account) -> Iterator[str]:
 
 def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
     if index < 0:
-        yield "is of no source of this recipe"
+        yield "does not belong to a source of this recipe"
         return
     source = manifest.sources[index]
     if job.bytes != source.bytes:
         yield f"read {job.bytes:,} bytes of a source of {source.bytes:,}"
     if source.sha256 not in (None, job.sha256):
-        yield f"read a source of sha256 {job.sha256} instead of {source.sha256}"
+        yield f"read a source with sha256 {job.sha256} instead of {source.sha256}"
 
 
 def _counts(job: JobLine) -> Iterator[str]:
     counted = job.documents + job.null_rows + job.empty_rows + job.filtered_rows
     if job.rows != counted:
         kinds = "null rows, empty rows and filtered rows" if job.filtered_rows else "null rows and empty rows"
-        yield f"has {job.rows:,} rows, but its documents, {kinds} make {counted:,}"
-    # No document is empty unless it was cut, and no token but EOT is shorter than a byte.
+        yield f"has {job.rows:,} rows, but its documents, {kinds} add up to {counted:,}"
+    # A document has at least one token besides its EOT unless it was cut, and only EOT takes no byte.
     if not 2 * job.documents - job.cut <= job.tokens <= job.text_bytes + job.documents:
         sizes = f"{job.documents:,} documents of {job.text_bytes:,} bytes"
-        yield f"has {job.tokens:,} tokens, which {sizes} cannot give"
+        yield f"has {job.tokens:,} tokens, which is impossible for {sizes}"
 
 
 def _limit(account: Account) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _limit(account: Account) -> Iterator[str]:
         if job.limited and not (is_last and limits.is_reached(rules, jobs)):
             yield f"the job {job.path} was ended by a limit that is not reached there"
         if job.cut and not (job.limited and rules.limit_tokens is not None):
-            yield f"the job {job.path} has a document that is cut, though no limit asks for it"
+            yield f"the job {job.path} has a document that is cut off, though no limit does that"
     if len(account.jobs) > account.extent:
         yield f"there are {len(account.jobs):,} jobs, but the limit is reached after {account.extent:,}"
 
@@ -128,7 +128,7 @@ def _limit(account: Account) -> Iterator[str]:
 def _tail(account: Account, job: JobLine, index: int) -> Iterator[str]:
     rules, taken = account.manifest.rules, account.absorbed
     if job.tokens // rules.block_tokens > MOST_SHARDS + 2 * len(account.manifest.shards):
-        yield f"has {job.tokens:,} tokens, more than this run can describe"
+        yield f"has {job.tokens:,} tokens, too many for the shards of this run"
         return
     absorbed = taken.tokens if taken and taken.source == index else 0
     if index >= 0 and job.tail_tokens != (wanted := tail(rules, index, job.tokens) + absorbed):
@@ -136,23 +136,23 @@ def _tail(account: Account, job: JobLine, index: int) -> Iterator[str]:
 
 
 def _totals(account: Account) -> Iterator[str]:
-    """Compare the lines of the shards with those of the jobs; tails that wait for the join count too."""
+    """Compare the totals of the shards with those of the jobs; tails that are not joined yet count too."""
     jobs, complete = account.manifest.jobs, account.manifest.headline.complete
     own = {shard.name for shard in account.own}
     lines = [line for line in account.manifest.shards if complete or line.name in own]
     waiting = account.dropped if complete else sum(job.tail_tokens for job in jobs)
     tokens, wanted = sum(line.tokens for line in lines) + waiting, sum(job.tokens for job in jobs)
     if tokens != wanted:
-        yield f"the token shards have {tokens:,} tokens, but the jobs gave {wanted:,}"
+        yield f"the token shards have {tokens:,} tokens, but the jobs have {wanted:,}"
     documents, wanted = sum(line.documents for line in lines), sum(job.documents for job in jobs)
     if documents > wanted or (complete and documents != wanted and not account.dropped):
-        yield f"the token shards have {documents:,} documents, but the jobs gave {wanted:,}"
+        yield f"the token shards have {documents:,} documents, but the jobs have {wanted:,}"
 
 
 def _shards(account: Account) -> Iterator[Problem]:
     manifest = account.manifest
     lines = {line.name: line for line in manifest.shards}
-    # The shards that an unfinished run has yet to join are no problem of their own.
+    # Shards that an unfinished run has yet to join are not a problem of their own.
     due = [*account.own, *(account.joined if manifest.headline.complete else [])]
     for shard in due:
         if shard.name not in lines:
@@ -179,7 +179,7 @@ def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
 
 def _line(line: ShardLine, expected: ExpectedShard | None) -> Iterator[str]:
     if expected is None:
-        yield "is not a token shard that the jobs of this run give"
+        yield "does not follow from the jobs of this run"
         return
     for name in ("split", "tokens", "segments"):
         found, wanted = getattr(line, name), getattr(expected, name)
@@ -192,4 +192,4 @@ def _order(found: Sequence[str]) -> Iterator[str]:
         if times > 1:
             yield f"the token shard {name} has {times} lines"
     if list(found) != sorted(found):
-        yield "the token shards do not stand in the order of their names"
+        yield "the token shards are not sorted by name"

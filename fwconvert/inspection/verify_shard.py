@@ -1,10 +1,10 @@
 """Audit one token shard and its document index against their line in the run manifest.
 
-Each token is read once, in steps: for its hash, its range, and where documents
-start. It is read and not mapped, because a disk that fails under a map ends the
-process, while a failed read is an error that can be reported. What one shard
-cannot show (whether its first token continues a document) is left to the caller,
-who knows its neighbours; a Stretch is what it needs for that.
+Each token is read once, in steps: for the hash, the range of ids, and the starts
+of documents. The file is read and not mapped, because a disk error under a map
+kills the process, while a failed read is an error that can be reported. What one
+shard cannot show (whether its first token continues a document) is left to the
+caller, which knows its neighbours; a Stretch has what it needs for that.
 """
 
 import hashlib
@@ -35,13 +35,13 @@ STEP = 2**20
 
 @dataclass
 class Tally:
-    """How many tokens are wrong in some way, and where the first is."""
+    """How many tokens have some fault, and where the first one is."""
 
     count: int = 0
     first: int = -1
 
     def add(self, positions: NDArray[np.int64]) -> None:
-        """Count these positions too."""
+        """Add these positions."""
         if len(positions) and not self.count:
             self.first = int(positions[0])
         self.count += len(positions)
@@ -54,17 +54,17 @@ class Scan:
         self, file: io.BufferedReader, rules: Rules, spec: TokenizerSpec, starts: NDArray[Any] | None
     ) -> None:
         self.digest = hashlib.sha256()
-        self.unknown, self.missing, self.unfounded = Tally(), Tally(), Tally()
+        self.unknown, self.missing, self.unexpected = Tally(), Tally(), Tally()
         self._file = file
         self._spec = spec
         self._header_bytes = rules.kind.header_bytes
         self._starts = starts
-        # A document starts with an EOT, or right behind one.
+        # A document starts with an EOT, or right after one.
         self._shift = 0 if rules.eot == "before" else 1
         self._buffer = np.empty(STEP, shard.numpy_type(rules.token_type))
 
     def read_header(self) -> bytes:
-        """Return what stands before the tokens."""
+        """Return the bytes before the tokens."""
         head = self._file.read(self._header_bytes)
         self.digest.update(head)
         return head
@@ -77,7 +77,7 @@ class Scan:
             if int(tokens.max()) >= self._spec.size:
                 self.unknown.add(np.flatnonzero(tokens >= self._spec.size) + begin)
             positions = np.flatnonzero(tokens == self._spec.eot)
-            # Behind the last EOT of a segment another source goes on, perhaps within a document.
+            # After the last EOT of a segment another source continues, perhaps within a document.
             stop = min(begin + len(tokens) + self._shift, end)
             self._compare(positions + (begin + self._shift), begin + self._shift, stop)
             eots += len(positions)
@@ -93,7 +93,7 @@ class Scan:
         return tokens
 
     def _compare(self, wanted: NDArray[np.int64], begin: int, stop: int) -> None:
-        """Compare the starts that the EOTs ask for with those in the index."""
+        """Compare the starts that follow from the EOTs with those in the index."""
         if self._starts is None:
             return
         low, high = bisect_left(self._starts, begin), bisect_left(self._starts, stop)
@@ -101,12 +101,12 @@ class Scan:
         wanted = wanted[wanted < stop]
         if not np.array_equal(found, wanted):
             self.missing.add(np.setdiff1d(wanted, found, assume_unique=True))
-            self.unfounded.add(np.setdiff1d(found, wanted, assume_unique=True))
+            self.unexpected.add(np.setdiff1d(found, wanted, assume_unique=True))
 
 
 @dataclass(frozen=True, slots=True)  # There may be one for each of a million files.
 class Problem:
-    """Something that is not as it should be: in which file of the output folder, and what."""
+    """A problem: the file of the output folder that has it, and what it is."""
 
     file: str
     what: str
@@ -119,7 +119,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The tokens of one source in one token shard, as the files have them."""
+    """The tokens of one source in one token shard, as found in the files."""
 
     documents: int
     eots: int
@@ -132,22 +132,22 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Audit:
-    """What the files of one token shard are."""
+    """What was found in the files of one token shard."""
 
     problems: tuple[Problem, ...]
     files: int
     bytes: int
     tokens: int
     documents: int
-    # One for each segment; none at all if a file cannot be believed so far.
+    # One for each segment; empty if a file is too damaged to tell.
     stretches: tuple[Stretch, ...]
 
 
 def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segments: Sequence[int]) -> Audit:
-    """Return what is found; never raise for what the files are.
+    """Return what was found; never raise for anything in the files.
 
     `segments` are the positions at which the tokens of another source begin;
-    the first is 0. Those that the files do not reach are passed over.
+    the first is 0. Those past the end of the files are ignored.
     """
     auditor = _Auditor(store, rules, spec, line)
     entries = auditor.index()
@@ -157,14 +157,14 @@ def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segm
     firsts = [0, *(first for first in segments if 0 < first < (count or 0))]
     stretches = [] if count is None else auditor.stretches(firsts, count, entries)
     auditor.sidecars(Spans(entries["start"], firsts, count) if entries is not None and count else None)
-    is_told = entries is not None and count == line.tokens and len(stretches) == len(firsts)
+    is_known = entries is not None and count == line.tokens and len(stretches) == len(firsts)
     return Audit(
         problems=tuple(auditor.problems),
         files=auditor.files,
         bytes=auditor.bytes,
         tokens=0 if count is None else count,
         documents=0 if entries is None else len(entries),
-        stretches=tuple(stretches) if is_told else (),
+        stretches=tuple(stretches) if is_known else (),
     )
 
 
@@ -183,16 +183,16 @@ class _Auditor:
         self.index_file = layout.index(self.line.name)
 
     def index(self) -> NDArray[Any] | None:
-        """Return the document index if its starts can be searched."""
+        """Return the document index if its starts are in ascending order."""
         path = self.store.local(self.index_file)
-        with self._telling(self.index_file):
+        with self._reporting(self.index_file):
             if self._is_there(self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
-                # Hashed before it is mapped: a bad disk shows itself here.
+                # Hashed before it is mapped, so that a disk error is raised by a read.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.kind)
                 if (at := shard.first_fall(entries["start"])) < 0:
                     return entries
-                self._tell(self.index_file, f"entry {at:,} does not start behind the entry before it")
+                self._report(self.index_file, f"entry {at:,} does not start after the entry before it")
         return None
 
     def within(self, entries: NDArray[Any], count: int) -> NDArray[Any] | None:
@@ -200,44 +200,44 @@ class _Auditor:
         last = int(entries["start"][-1]) if len(entries) else -1
         if last < count:
             return entries
-        self._tell(self.index_file, f"a document starts at token {last:,}, but there are only {count:,}")
+        self._report(self.index_file, f"a document starts at token {last:,}, but there are only {count:,}")
         return None
 
     def token_count(self) -> int | None:
-        """Return how many tokens there are if the header and the size agree on it."""
+        """Return the number of tokens if the header and the file size agree."""
         path = self.store.local(self.shard_file)
-        with self._telling(self.shard_file):
+        with self._reporting(self.shard_file):
             if self._is_there(self.shard_file, self.line.bytes):
                 count = shard.token_count(path, self.rules.token_type, self.rules.kind)
                 if count != self.line.tokens:
-                    self._tell(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
+                    self._report(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
                 return count
         return None
 
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
-        """Read all tokens; tell what is wrong with them, and return what each segment holds."""
+        """Read all tokens, report their problems, and return what each segment holds."""
         found = []
         path = self.store.local(self.shard_file)
-        with self._telling(self.shard_file), shard.opened(path) as file:
+        with self._reporting(self.shard_file), shard.opened(path) as file:
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
-                self._tell(self.shard_file, "has something other than zeros at the end of its header")
+                self._report(self.shard_file, "has bytes other than zero at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
                 eots, ends_with_eot = scan.read(first, end)
                 inside = _between(entries, first, end)
                 found.append(self._stretch(first, eots, inside, ends_with_eot=ends_with_eot))
             found_hash = sha256_of(path) if self.rules.compress else scan.digest.hexdigest()
             self._compare_hash(self.shard_file, found_hash, self.line.sha256)
-            self._tell_of(scan)
+            self._report_scan(scan)
         return found
 
     def sidecars(self, spans: Spans | None) -> None:
-        """Compare the files beside the shard with their lines, and with what the shard makes them."""
+        """Compare the sidecar files with their lines, and with what follows from the shard."""
         lines = {line.name: line for line in self.line.sidecars}
         wanted = layout.sidecars(self.rules, self.line.name)
         for suffix, name in zip(self.rules.kind.sidecars, wanted, strict=True):
             if name in lines:
-                with self._telling(name):
+                with self._reporting(name):
                     self._compare_sidecar(lines[name], suffix, spans)
 
     def _compare_sidecar(self, line: Sidecar, suffix: str, spans: Spans | None) -> None:
@@ -247,14 +247,15 @@ class _Auditor:
         self._compare_hash(line.name, sha256_of(path), line.sha256)
         at = -1 if spans is None else _first_difference(path, sidecar_parts(suffix, self.rules, spans))
         if at >= 0:
-            self._tell(line.name, f"is not what the document index makes it, from byte {at:,} on")
+            self._report(line.name, f"does not match the document index from byte {at:,} on")
 
     def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
         rows, some = inside["row"], len(inside) > 0
         if (at := shard.first_fall(rows)) >= 0:
             where = int(inside["start"][at])
-            self._tell(
-                self.index_file, f"the document at token {where:,} is not of a later row than the last"
+            self._report(
+                self.index_file,
+                f"the document at token {where:,} is not from a later row than the one before",
             )
         return Stretch(
             documents=len(inside),
@@ -265,47 +266,47 @@ class _Auditor:
             last_row=int(rows[-1]) if some else -1,
         )
 
-    def _tell_of(self, scan: Scan) -> None:
+    def _report_scan(self, scan: Scan) -> None:
         size = self.spec.size
         for file, tally, what in (
-            (self.shard_file, scan.unknown, f"ids are not below the vocabulary's size of {size:,}"),
+            (self.shard_file, scan.unknown, f"ids are outside the vocabulary of {size:,}"),
             (self.index_file, scan.missing, "documents are missing"),
-            (self.index_file, scan.unfounded, "documents start where no EOT says so"),
+            (self.index_file, scan.unexpected, "documents start where there is no EOT"),
         ):
             if tally.count:
-                self._tell(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
+                self._report(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
 
     def _is_there(self, file: str, wanted: int) -> bool:
         try:
             size = self.store.size(file)
         except Refused:
-            self._tell(file, "is not a regular file")
+            self._report(file, "is not a regular file")
             return False
         if size is None:
-            self._tell(file, "is missing")
+            self._report(file, "is missing")
             return False
         self.files += 1
         self.bytes += size
         if size != wanted:
-            self._tell(file, f"has {size:,} bytes instead of {wanted:,}")
+            self._report(file, f"has {size:,} bytes instead of {wanted:,}")
         return True
 
     def _compare_hash(self, file: str, found: str, wanted: str) -> None:
         if found != wanted:
-            self._tell(file, f"is damaged: its sha256 is {found} instead of {wanted}")
+            self._report(file, f"is damaged: its sha256 is {found} instead of {wanted}")
 
-    def _tell(self, file: str, what: str) -> None:
+    def _report(self, file: str, what: str) -> None:
         self.problems.append(Problem(file, what))
 
     @contextmanager
-    def _telling(self, file: str) -> Iterator[None]:
-        """Turn what reading may raise into a problem."""
+    def _reporting(self, file: str) -> Iterator[None]:
+        """Turn errors of reading into problems."""
         try:
             yield
         except ShardError as error:
-            self._tell(file, one_line(error))
+            self._report(file, one_line(error))
         except OSError as error:
-            self._tell(file, f"cannot be read ({error.strerror or error})")
+            self._report(file, f"cannot be read ({error.strerror or error})")
 
 
 def _first_difference(path: Path, content: Iterator[bytes]) -> int:
@@ -320,7 +321,7 @@ def _first_difference(path: Path, content: Iterator[bytes]) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """Return a laid-out message as one line, without the file, which is told beside it."""
+    """Return a multi-line message as one line, without the file, which the problem names itself."""
     wrong, *values = (" ".join(line.split()) for line in str(error).splitlines())
     kept = [value for value in values if not value.startswith(("file ", "->"))]
     return f"{wrong} ({', '.join(kept)})" if kept else wrong

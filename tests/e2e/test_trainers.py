@@ -310,7 +310,7 @@ def test_a_file_beside_a_shard_that_is_not_in_the_manifest_is_told(
 
     found = verify(out).problems
     assert [(problem.file, problem.what) for problem in found] == [
-        (extra, "is not of this run, but a trainer would take it for a part of it")
+        (extra, "is not part of this run, but a trainer would read it")
     ]
 
 
@@ -332,7 +332,7 @@ def test_a_sidecar_that_fits_its_hash_but_not_its_shard_is_told(
 
     (problem,) = verify(out).problems
     assert problem.file == file.name
-    assert "is not what the document index makes it" in problem.what
+    assert "does not match the document index" in problem.what
 
 
 @pytest.mark.parametrize("change", ["none", "other", "outside"])

@@ -125,7 +125,7 @@ def paged(entries: int) -> Answering:
 @pytest.mark.parametrize(("entries", "most"), [(0, "2,000 pages"), (5_000, "200,000 entries")])
 def test_pages_without_an_end_are_given_up(tmp_path: Path, entries: int, most: str) -> None:
     with HostileServer(hub({}, {"/tree/": paged(entries)})) as server:
-        refused_pin(server, tmp_path, "no end", most)
+        refused_pin(server, tmp_path, "does not end", most)
         assert len(server.asked("/tree/")) <= 2_001
 
 

@@ -806,7 +806,9 @@ def test_a_revision_that_the_repository_does_not_have_is_said(case: Case) -> Non
 
 def test_a_repository_that_does_not_exist_is_said(case: Case) -> None:
     other = "somebody/something"
-    case.fails("HubError", "no such repository", other, case.hub.endpoint, "hf auth login", repo=other)
+    case.fails(
+        "HubError", "the repository does not exist", other, case.hub.endpoint, "hf auth login", repo=other
+    )
 
 
 def test_what_is_refused_for_good_is_asked_for_once(case: Case) -> None:
@@ -820,7 +822,7 @@ def test_what_is_refused_for_good_is_asked_for_once(case: Case) -> None:
 def test_a_token_that_is_not_valid_is_said(case: Case) -> None:
     headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
     case.fault("status", status=401, headers=headers, on="hub")
-    case.fails("HubError", "token is not valid", "hf auth login", "HF_TOKEN", case.hub.endpoint)
+    case.fails("HubError", "token is not accepted", "hf auth login", "HF_TOKEN", case.hub.endpoint)
 
 
 def other_hub(case: Case, endpoint: str, tmp_path: Path, **changes: str) -> Outcome:

@@ -364,7 +364,7 @@ def test_what_the_hub_does_not_have_is_said(hub: HubServer, tmp_path: Path) -> N
         files(revision=""),
     )
     for answer in told[:2]:
-        answer.assert_says("HubError", "no such repository", other, hub.endpoint, "hf auth login")
+        answer.assert_says("HubError", "the repository does not exist", other, hub.endpoint, "hf auth login")
     told[2].assert_says("HubError", "no such revision", REPO, "mian", hub.endpoint, "branch")
     told[3].assert_says("HubError", "no such revision", REPO, "e" * 40, hub.endpoint)
     told[4].assert_says("HubError", "no parquet files", REPO, COMMIT, hub.endpoint, "text", "browser")
@@ -402,7 +402,7 @@ def test_a_token_that_is_not_valid_is_said(hub: HubServer, tmp_path: Path) -> No
     headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
     hub.fault("status", on="hub", status=401, headers=headers, times=None)
     for told in Asking(hub.endpoint, tmp_path)(commit(), files(), HF_TOKEN=CANARY):
-        told.assert_says("HubError", "token is not valid", REPO, hub.endpoint, "hf auth login", "HF_TOKEN")
+        told.assert_says("HubError", "token is not accepted", REPO, hub.endpoint, "hf auth login", "HF_TOKEN")
 
 
 def test_offline_mode_is_said_and_nothing_is_asked(hub: HubServer, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_cut_document_of_another_source_is_not_believed(tmp_path: Path) -> Non
     runner.assert_tidy_end(runner.run(tmp_path / "source", tmp_path / "run", **words), 0)
     write(tmp_path / "source/a.parquet", ["twelve bytes", None, "Xnd sixteen more"])
     found = json.loads(runner.command_line("trace", tmp_path / "run", "train:19", "--json").stdout)
-    assert "has another text" in found["missing"]
+    assert "has a different text" in found["missing"]
 
 
 @pytest.mark.parametrize("words", [[], ["train", "--document", "1"]])
@@ -304,7 +304,7 @@ def test_another_file_under_the_same_name_is_not_believed(size: str, moved: Path
 
     assert (found.id, found.url) == (None, None)
     assert "not the one that was converted" in found.missing
-    assert ("another text" in found.missing) == (size == "the same")
+    assert ("a different text" in found.missing) == (size == "the same")
     assert found.first_words == "a second document"
 
 
@@ -480,7 +480,7 @@ def test_another_file_on_the_hub_is_not_believed(fetched: Path, tmp_path: Path) 
     with HubServer(tmp_path / "repository") as hub:
         ended = hub_runs.run(["trace", str(fetched / "run"), PLACE], hub.endpoint)
     runner.assert_tidy_end(ended, 0)
-    assert "another text" in ended.stdout
+    assert "a different text" in ended.stdout
     assert "example.org" not in ended.stdout
 
 

@@ -136,7 +136,7 @@ def test_troubles_that_pass_do_not_keep_anybody_from_pinning(hub: HubServer, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["somebody/something"], ["no such repository", "somebody/something", "hf auth login"]),
+        (["somebody/something"], ["the repository does not exist", "somebody/something", "hf auth login"]),
         ([REPO, "--revision", "mian"], ["no such revision", REPO, "mian"]),
         ([REPO, "sample/10TB"], ["no such", REPO, "sample/10TB"]),
     ],

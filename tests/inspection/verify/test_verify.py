@@ -102,9 +102,7 @@ def test_tokens_of_four_bytes_are_proven(tmp_path: Path) -> None:
     assert told(out) == []
     name = read_manifest(out)["shards"][0]["name"]
     np.memmap(out / name, "<u4", "r+", HEADER_BYTES)[1] = known.size
-    assert_told(
-        out, "is damaged", "1 ids are not below the vocabulary's size of 100,277, the first at token 1"
-    )
+    assert_told(out, "is damaged", "1 ids are outside the vocabulary of 100,277, the first at token 1")
 
 
 def test_symbolic_links_to_good_files_are_good(before: Path, tmp_path: Path) -> None:
@@ -233,8 +231,8 @@ def test_a_receipt_that_is_damaged_is_told(whole: Path) -> None:
         whole,
         f".fwconvert/receipts/{path.name}: a receipt is damaged: its digest does not match its content",
         f".fwconvert/joins/{join.name}: this file is not a readable record",
-        "manifest.json: the job 8-short.parquet is not as its receipt says",
-        "manifest.json: the token shard t_train_00009_002.bin is not as its receipt says",
+        "manifest.json: the job 8-short.parquet does not match its receipt",
+        "manifest.json: the token shard t_train_00009_002.bin does not match its receipt",
     )
 
 
@@ -244,8 +242,8 @@ def test_a_manifest_that_is_not_what_its_receipts_say_is_told(whole: Path) -> No
     seal(whole)
     assert_told(
         whole,
-        "manifest.json: the job 2-all-tail.parquet is not as its receipt says",
-        "manifest.json: the token shard t_train_00000_001.bin is not as its receipt says",
+        "manifest.json: the job 2-all-tail.parquet does not match its receipt",
+        "manifest.json: the token shard t_train_00000_001.bin does not match its receipt",
     )
 
 

@@ -37,7 +37,7 @@ def test_an_eot_in_another_place_is_told(before: Path) -> None:
     assert_told(
         before,
         "index/t_train_00001_000.docs: 1 documents are missing, the first at token 9",
-        "index/t_train_00001_000.docs: 1 documents start where no EOT says so, the first at token 10",
+        "index/t_train_00001_000.docs: 1 documents start where there is no EOT, the first at token 10",
     )
 
 
@@ -46,7 +46,7 @@ def test_a_lost_eot_is_told(before: Path) -> None:
     seal(before)
     assert_told(
         before,
-        "index/t_train_00001_000.docs: 1 documents start where no EOT says so, the first at token 10",
+        "index/t_train_00001_000.docs: 1 documents start where there is no EOT, the first at token 10",
         "the job 1-longer-than-three-shards.parquet has 4 documents, its tokens 3 EOTs",
     )
 
@@ -64,7 +64,7 @@ def test_an_eot_too_many_is_told(before: Path) -> None:
 def test_ids_outside_the_vocabulary_are_told(before: Path) -> None:
     tokens_of(before, "t_train_00001_002.bin")[[3, 5]] = find("bytes").size, 2**16 - 1
     seal(before)
-    what = "2 ids are not below the vocabulary's size of 257, the first at token 3"
+    what = "2 ids are outside the vocabulary of 257, the first at token 3"
     assert_told(before, f"t_train_00001_002.bin: {what}")
 
 
@@ -74,14 +74,14 @@ def test_a_start_that_is_off_by_one_is_told(before: Path) -> None:
     assert_told(
         before,
         "index/t_train_00001_000.docs: 1 documents are missing, the first at token 10",
-        "index/t_train_00001_000.docs: 1 documents start where no EOT says so, the first at token 11",
+        "index/t_train_00001_000.docs: 1 documents start where there is no EOT, the first at token 11",
     )
 
 
 def test_starts_that_do_not_rise_are_told(before: Path) -> None:
     entries_of(before, "t_train_00009_000.bin")["start"][2] = 34
     seal(before)
-    assert_told(before, "index/t_train_00009_000.docs: entry 2 does not start behind the entry before it")
+    assert_told(before, "index/t_train_00009_000.docs: entry 2 does not start after the entry before it")
 
 
 def test_a_start_outside_the_shard_is_told(before: Path) -> None:
@@ -95,28 +95,28 @@ def test_swapped_rows_are_told(before: Path) -> None:
     entries = entries_of(before, "t_train_00001_000.bin")
     entries["row"] = entries["row"][::-1].copy()
     seal(before)
-    what = "the document at token 10 is not of a later row than the last"
+    what = "the document at token 10 is not from a later row than the one before"
     assert_told(before, f"index/t_train_00001_000.docs: {what}")
 
 
 def test_rows_that_go_back_from_shard_to_shard_are_told(before: Path) -> None:
     entries_of(before, "t_train_00000_002.bin")["row"][0] = 4
     seal(before)
-    what = "begins with row 4 of 0-ends-with-its-shards.parquet, but row 4 was before it"
+    what = "begins with row 4 of 0-ends-with-its-shards.parquet, but row 4 came before it"
     assert_told(before, f"index/t_train_00000_002.docs: {what}")
 
 
 def test_rows_that_go_back_from_a_source_to_its_joined_tail_are_told(before: Path) -> None:
     entries_of(before, "t_train_00009_000.bin")["row"][0] = 1
     seal(before)
-    what = "begins with row 1 of 1-longer-than-three-shards.parquet, but row 2 was before it"
+    what = "begins with row 1 of 1-longer-than-three-shards.parquet, but row 2 came before it"
     assert_told(before, f"index/t_train_00009_000.docs: {what}")
 
 
 def test_a_row_that_the_source_does_not_have_is_told(before: Path) -> None:
     entries_of(before, "t_train_00000_002.bin")["row"][0] = 6
     seal(before)
-    what = "names row 6 of 0-ends-with-its-shards.parquet, which has 6"
+    what = "refers to row 6 of 0-ends-with-its-shards.parquet, which has 6 rows"
     assert_told(before, f"index/t_train_00000_002.docs: {what}")
 
 
@@ -129,7 +129,7 @@ def test_a_source_that_does_not_begin_with_a_document_is_told(before: Path) -> N
         "index/t_train_00004_000.docs: has no document where 4-tail-within-a-document.parquet begins",
         "the job 4-tail-within-a-document.parquet has 2 documents, its indexes 1",
         "the job 4-tail-within-a-document.parquet has 2 documents, its tokens 1 EOTs",
-        "the token shards have 20 documents, but the jobs gave 21",
+        "the token shards have 20 documents, but the jobs have 21",
     )
 
 
@@ -140,7 +140,7 @@ def test_a_document_given_to_another_source_is_told(before: Path) -> None:
     seal(before)
     assert_told(
         before,
-        "index/t_train_00009_000.docs: names row 4 of 1-longer-than-three-shards.parquet, which has 4",
+        "index/t_train_00009_000.docs: refers to row 4 of 1-longer-than-three-shards.parquet, which has 4",
         "the job 1-longer-than-three-shards.parquet has 4 documents, its indexes 5",
         "the job 1-longer-than-three-shards.parquet has 4 documents, its tokens 5 EOTs",
         "index/t_train_00009_000.docs: has no document where 2-all-tail.parquet begins",
@@ -174,7 +174,7 @@ def test_an_eot_after_a_document_in_another_place_is_told(after: Path) -> None:
     seal(after)
     assert_told(
         after,
-        "index/t_train_00001_000.docs: 1 documents start where no EOT says so, the first at token 10",
+        "index/t_train_00001_000.docs: 1 documents start where there is no EOT, the first at token 10",
         "index/t_train_00001_000.docs: 1 documents are missing, the first at token 11",
     )
 
@@ -216,9 +216,9 @@ def test_a_document_that_is_missing_behind_a_border_is_told(
     seal(after)
     assert_told(
         after,
-        f"{layout.index(name)}: {source} begins no document here, though {end} ends with an EOT",
+        f"{layout.index(name)}: {source} does not begin a document here, though {end} ends with an EOT",
         f"the job {source} has {documents} documents, its indexes {documents - 1}",
-        f"the token shards have {count - 1} documents, but the jobs gave {count}",
+        f"the token shards have {count - 1} documents, but the jobs have {count}",
     )
 
 

@@ -72,7 +72,7 @@ HARM: list[tuple[Change, list[str]]] = [
     (empty, ["has 0 bytes instead of 1,152", "not a token shard in llm.c's format"]),
     (change_magic, ["not a token shard in llm.c's format"]),
     (change_count, ["does not match its header"]),
-    (use_reserved, ["is damaged: its sha256", "something other than zeros"]),
+    (use_reserved, ["is damaged: its sha256", "bytes other than zero"]),
 ]
 
 
@@ -166,7 +166,7 @@ def test_every_problem_is_told_at_once(before: Path) -> None:
         "t_train_00001_001.bin: the size of a token shard does not match",
         "index/t_train_00001_002.docs: is missing",
         "t_train_00005_000.bin: is damaged",
-        "t_train_00005_000.bin: 1 ids are not below the vocabulary's size of 257, the first at token 7",
+        "t_train_00005_000.bin: 1 ids are outside the vocabulary of 257, the first at token 7",
         "t_train_99999_000.bin: is not of this run",
         "manifest.json: the headline's tokens is 1",
     )

@@ -74,9 +74,9 @@ def test_no_value_of_a_limited_run_manifest_changes_unnoticed(limited: Path) -> 
     ("change", "wanted"),
     [
         (lambda m: job_of(m, 0).update(limited=True), "was ended by a limit that is not reached there"),
-        (lambda m: job_of(m, 0).update(cut=True), "has a document that is cut, though no limit asks for it"),
-        (lambda m: job_of(m, 4).update(limited=False), "has a document that is cut, though no limit"),
-        (lambda m: job_of(m, 0).update(filtered_rows=1), "null rows, empty rows and filtered rows make"),
+        (lambda m: job_of(m, 0).update(cut=True), "has a document that is cut off, though no limit"),
+        (lambda m: job_of(m, 4).update(limited=False), "has a document that is cut off, though no limit"),
+        (lambda m: job_of(m, 0).update(filtered_rows=1), "null rows, empty rows and filtered rows add up to"),
         (lambda m: m["rules"].update(limit_tokens=5), "tokens, more than the limit of 5"),
         (lambda m: m["rules"].update(limit_tokens=5), "there are 5 jobs, but the limit is reached after 1"),
         (lambda m: m["rules"].update(limit_documents=3), "documents, more than the limit of 3"),
