@@ -88,7 +88,7 @@ def test_a_run_that_has_begun_is_looked_at_again_while_nothing_is_done(tmp_path:
 
 
 class Unwaited(threading.Event):
-    """A wish to stop that nobody may wait for."""
+    """A stop request that must not be waited for."""
 
     def wait(self, timeout: float | None = None) -> bool:
         raise AssertionError(timeout)

@@ -138,23 +138,23 @@ def stop_when_asked(engine: ThreadEngine, _: Order) -> Outcome:
     return Failure("stopped", "stopped at a safe place")
 
 
-def finish_after_the_wish(engine: ThreadEngine, order: Order) -> Outcome:
+def finish_after_the_stop_request(engine: ThreadEngine, order: Order) -> Outcome:
     assert engine.stopping.wait(20)
     time.sleep(0.1)
     return receipt_of(order.title)
 
 
-def fail_after_the_wish(engine: ThreadEngine, order: Order) -> Outcome:
+def fail_after_the_stop_request(engine: ThreadEngine, order: Order) -> Outcome:
     assert engine.stopping.wait(20)
     return Failure("job", f"{order.title} is corrupt")
 
 
-def lack_space_after_the_wish(engine: ThreadEngine, order: Order) -> Outcome:
+def lack_space_after_the_stop_request(engine: ThreadEngine, order: Order) -> Outcome:
     assert engine.stopping.wait(20)
     return Failure("output", f"no space is left for {order.title} either")
 
 
-def ignore_the_wish(engine: ThreadEngine, _: Order) -> Outcome:
+def ignore_the_stop_request(engine: ThreadEngine, _: Order) -> Outcome:
     assert engine.killed.wait(20)
     return Failure("lost", "killed in the end", killed=True)
 
@@ -381,7 +381,7 @@ def test_an_output_error_stops_at_once_and_counts_against_nobody(witness: Witnes
 def test_the_first_output_error_is_the_one_that_is_told(witness: Witness) -> None:
     scripts: dict[str, list[Step]] = {
         "a": [lack_space],
-        "b": [lack_space_after_the_wish],
+        "b": [lack_space_after_the_stop_request],
         "c": [stop_when_asked],
     }
     with ThreadEngine(3, scripts) as engine, pytest.raises(OutputError, match=r"no space is left for a$"):
@@ -393,9 +393,9 @@ def test_the_first_output_error_is_the_one_that_is_told(witness: Witness) -> Non
 def test_what_finishes_while_winding_down_is_kept(witness: Witness) -> None:
     scripts: dict[str, list[Step]] = {
         "a": [lack_space],
-        "b": [finish_after_the_wish],
-        "c": [lack_space_after_the_wish],
-        "d": [finish_after_the_wish],
+        "b": [finish_after_the_stop_request],
+        "c": [lack_space_after_the_stop_request],
+        "d": [finish_after_the_stop_request],
     }
     with ThreadEngine(4, scripts) as engine, pytest.raises(OutputError):
         carry_out(orders_of("a", "b", "c", "d", "e"), engine, witness)
@@ -404,9 +404,9 @@ def test_what_finishes_while_winding_down_is_kept(witness: Witness) -> None:
     assert "e" not in engine.started
 
 
-def test_a_wish_to_stop_lets_the_workers_stop_at_a_safe_place(witness: Witness) -> None:
+def test_a_stop_request_lets_the_workers_stop_at_a_safe_place(witness: Witness) -> None:
     witness.wants_to_stop = lambda: witness.ticks >= 2
-    scripts: dict[str, list[Step]] = {"a": [stop_when_asked], "b": [finish_after_the_wish]}
+    scripts: dict[str, list[Step]] = {"a": [stop_when_asked], "b": [finish_after_the_stop_request]}
     with ThreadEngine(2, scripts) as engine:
         with pytest.raises(Stopped, match="by the user"):
             carry_out(orders_of("a", "b", "c"), engine, witness)
@@ -418,9 +418,9 @@ def test_a_wish_to_stop_lets_the_workers_stop_at_a_safe_place(witness: Witness) 
     assert witness.failures == []
 
 
-def test_an_order_that_fails_after_the_wish_to_stop_is_not_started_again(witness: Witness) -> None:
+def test_an_order_that_fails_after_the_stop_request_is_not_started_again(witness: Witness) -> None:
     witness.wants_to_stop = lambda: True
-    with ThreadEngine(1, {"a": [fail_after_the_wish]}) as engine, pytest.raises(Stopped):
+    with ThreadEngine(1, {"a": [fail_after_the_stop_request]}) as engine, pytest.raises(Stopped):
         carry_out(orders_of("a", "b"), engine, witness)
 
     assert engine.started == ["a"]
@@ -437,12 +437,12 @@ def test_a_worker_that_says_it_was_stopped_stops_the_run(witness: Witness) -> No
     assert witness.failures == []
 
 
-def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_stop_request_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 60)  # It would last longer than "a" can wait.
     witness.wants_to_stop = lambda: True
     began = time.monotonic()
     witness.loses_patience = lambda: "b" in witness.finished
-    with ThreadEngine(2, {"a": [ignore_the_wish], "b": [finish_after_the_wish]}) as engine:
+    with ThreadEngine(2, {"a": [ignore_the_stop_request], "b": [finish_after_the_stop_request]}) as engine:
         with pytest.raises(Stopped):
             carry_out(orders_of("a", "b", "c"), engine, witness)
 
@@ -450,7 +450,7 @@ def test_a_second_wish_kills(witness: Witness, monkeypatch: pytest.MonkeyPatch) 
         assert engine.killed.is_set()
         assert engine.at_work == 0
     assert engine.started == ["a", "b"]
-    assert witness.finished == ["b"]  # It finished before the second wish.
+    assert witness.finished == ["b"]  # It finished before the second stop request.
 
 
 def test_a_worker_that_does_not_stop_in_time_is_killed(
@@ -458,7 +458,7 @@ def test_a_worker_that_does_not_stop_in_time_is_killed(
 ) -> None:
     monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.3)
     witness.wants_to_stop = lambda: True
-    with ThreadEngine(1, {"a": [ignore_the_wish]}) as engine:
+    with ThreadEngine(1, {"a": [ignore_the_stop_request]}) as engine:
         with pytest.raises(Stopped):
             carry_out(orders_of("a"), engine, witness)
 
@@ -474,7 +474,7 @@ def test_whatever_is_raised_no_worker_is_at_work_after_it(
         raise kind("surprise")
 
     witness.wants_to_stop = wants_to_stop
-    with ThreadEngine(2, {"a": [stop_when_asked], "b": [finish_after_the_wish]}) as engine:
+    with ThreadEngine(2, {"a": [stop_when_asked], "b": [finish_after_the_stop_request]}) as engine:
         with pytest.raises(kind, match="surprise"):
             carry_out(orders_of("a", "b", "c"), engine, witness)
 
@@ -498,8 +498,8 @@ def test_a_second_failure_while_winding_down_does_not_leave_a_worker_at_work(
     monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 1.0)
     scripts: dict[str, list[Step]] = {
         "a": [fail, fail],
-        "b": [fail, fail_after_the_wish],
-        "c": [ignore_the_wish],
+        "b": [fail, fail_after_the_stop_request],
+        "c": [ignore_the_stop_request],
     }
     with ThreadEngine(3, scripts) as engine:
         with pytest.raises(FwconvertError) as caught:
@@ -517,7 +517,7 @@ def test_a_disk_that_fails_the_driver_itself_winds_down() -> None:
             raise OutputError("no space is left for the manifest")
 
     full = Full()
-    with ThreadEngine(2, {"b": [finish_after_the_wish]}) as engine:
+    with ThreadEngine(2, {"b": [finish_after_the_stop_request]}) as engine:
         with pytest.raises(OutputError, match="manifest"):
             carry_out(orders_of("a", "b", "c", "d"), engine, full)
 
@@ -553,7 +553,7 @@ def test_the_watcher_sees_the_end_however_quick_it_came(witness: Witness) -> Non
     assert done_at_ticks[-1] == 3
 
 
-def test_a_wish_to_stop_that_comes_when_all_is_done_comes_too_late(
+def test_a_stop_request_that_comes_when_all_is_done_comes_too_late(
     witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "_LOOK_SECONDS", 0)  # It looks after every order, so after the last too.
