@@ -34,6 +34,15 @@ def machine_bytes() -> int | None:
         return None
 
 
+def boot_id() -> str:
+    """Return what tells this start of the machine from every other; "" where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # noqa: PTH123  # as above
+            return file.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
 def allow_open_files(wanted: int) -> int:
     """Let this process, and those that it starts, have so many files open; return how many they may have."""
     if sys.platform == "win32":

@@ -13,10 +13,11 @@ signature. Of an error response only the status and the headers are read.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Generic
 from urllib.parse import quote, urlsplit
@@ -35,6 +36,7 @@ PARQUET = ".parquet"
 # For API calls. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
 _CALL_SECONDS = 30.0
 _TRANSIENT_STATUS = {408, 425, 429}
+_PRESSURE_STATUS = {429, 503}
 _RANGE_NOT_SATISFIABLE = 416
 
 # The hub sends a thousand entries at a time, about 330 KB, and advises against more than 100,000 files in
@@ -55,12 +57,47 @@ def _ignore(_: int) -> None:
     """Ignore the number of bytes received."""
 
 
+class _Addresses:
+    """Where the hub keeps files, by path: it is asked once for each, and again when a request failed.
+
+    The hub answers a request for a file with a signed address of its storage. Ranges that are
+    requested there do not count against its rate limit.
+    """
+
+    def __init__(self) -> None:
+        # "": the hub sends the file itself.
+        self._known: dict[str, str] = {}
+        self._asking: dict[str, threading.Lock] = {}
+
+    @contextmanager
+    def known(self, path: str) -> Iterator[tuple[str, Callable[[str], None]]]:
+        """Yield the address of a file, "" if the hub has to be asked, and what is to be told the answer.
+
+        Others that want the same file wait until it is told, or the block ends.
+        """
+        with ExitStack() as asking:
+            if path not in self._known:
+                asking.enter_context(self._asking.setdefault(path, threading.Lock()))
+
+            def learn(address: str) -> None:
+                self._known[path] = address
+                asking.close()
+
+            try:
+                yield self._known.get(path, ""), learn
+            except BaseException:
+                # The signature may have expired, or that server may be the trouble.
+                self._known.pop(path, None)
+                raise
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A repository at a commit (or a branch, for `commit` and `files`)."""
 
     name: str
     revision: str
+    _addresses: _Addresses = field(default_factory=_Addresses, compare=False, repr=False)
 
     def commit(self, received: Received = _ignore) -> str:
         """Return the commit that the revision refers to now."""
@@ -175,11 +212,15 @@ class Dataset:
         if begin or end is not None:
             wanted["Range"] = f"bytes={begin}-{'' if end is None else end - 1}"
         timeout = client().constants.HF_HUB_DOWNLOAD_TIMEOUT
-        url = self._file_address(path)
-        with self._translating_errors(path), http.request(session(), url, wanted, timeout) as response:
-            if response.status != _RANGE_NOT_SATISFIABLE:
-                self._raise_for_status(response, path)
-            yield FileStream(response)
+        with self._translating_errors(path), self._addresses.known(path) as (address, learn):
+            if address:
+                wanted.pop("Authorization", None)
+            url = address or self._file_address(path)
+            with http.request(session(), url, wanted, timeout) as response:
+                if response.status != _RANGE_NOT_SATISFIABLE:
+                    self._raise_for_status(response, path)
+                learn("" if response.url.startswith(f"{endpoint()}/") else response.url)
+                yield FileStream(response)
 
     def _file_address(self, path: str) -> str:
         api = client()
@@ -200,7 +241,8 @@ class Dataset:
         """Raise the error that a response stands for, if any."""
         status = response.status
         if status in _TRANSIENT_STATUS or status >= 500:
-            raise TransientError(f"the server returned {status}", _retry_after(response.headers, status))
+            after, is_pressure = _retry_after(response.headers, status), status in _PRESSURE_STATUS
+            raise TransientError(f"the server returned {status}", after, is_pressure=is_pressure)
         if status in (401, 403) and not response.url.startswith(f"{endpoint()}/"):
             raise TransientError(f"the storage server behind the hub returned {status}")
         if status >= 400:
@@ -227,7 +269,10 @@ class Dataset:
             # After a colon comes what the server sent.
             raise TransientError(f"{type(error).__name__}: {plain(error).partition(':')[0]}") from None
         except (api.httpx.HTTPError, api.httpx.StreamError) as error:
-            raise TransientError(f"{type(error).__name__}: {plain(error) or 'no response in time'}") from None
+            raise TransientError(
+                f"{type(error).__name__}: {plain(error) or 'no response in time'}",
+                is_pressure=isinstance(error, api.httpx.NetworkError),
+            ) from None
 
     def _refusal(self, response: Response, path: str) -> Exception:
         """Return the error that a permanent failure of the hub stands for."""
@@ -316,6 +361,7 @@ class FileStream:
     def __init__(self, response: Response) -> None:
         # Our part file is already longer than the server's file.
         self.is_past_end = response.status == _RANGE_NOT_SATISFIABLE
+        self.is_whole = response.status == 200
         self._response = response
         self.begin, self.total = 0, _number(response.headers.get("Content-Length", ""))
         if response.status == 206:

@@ -20,6 +20,8 @@ class FileRange(Protocol):
     begin: int
     # The size of the whole file; None if the server does not say.
     total: int | None
+    # Whether the server sends the whole file, whatever was requested.
+    is_whole: bool
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield its bytes; raise TransientError if the connection fails."""

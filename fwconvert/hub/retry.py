@@ -33,9 +33,11 @@ _MAX_MIN_BYTES = 2**20
 class TransientError(Exception):  # Internal: a retry succeeds, or it becomes a HubError.
     """A failure that a retry may overcome. `retry_after`: how many seconds the server asked us to wait."""
 
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None, *, is_pressure: bool = False) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        # Fewer connections may help: the server asks for fewer requests, or breaks them off.
+        self.is_pressure = is_pressure
 
 
 class Retry:
@@ -63,7 +65,7 @@ class Retry:
         # How long servers asked us to wait, which is not counted.
         self._asked = 0.0
         self._since = time.monotonic()
-        self._restart_flow()
+        self.restart_flow()
 
     def received(self, size: int, what: str, *, new: bool = True) -> None:
         """Count bytes that arrived; raise HubError if they only trickle in.
@@ -75,7 +77,7 @@ class Retry:
         if self._new >= self._least:
             self.progress()
         elif self._flowed >= self._least:
-            self._restart_flow()
+            self.restart_flow()
         elif time.monotonic() - self._flowing > self._seconds:
             raise HubError(
                 message(
@@ -87,7 +89,8 @@ class Retry:
                 )
             )
 
-    def _restart_flow(self) -> None:
+    def restart_flow(self) -> None:
+        """Begin to measure anew how fast bytes arrive, after a wait."""
         self._flowed, self._flowing = 0, time.monotonic()
 
     def check(self, what: str) -> None:
@@ -102,6 +105,12 @@ class Retry:
 
     def wait_or_raise(self, error: TransientError, what: str) -> None:
         """Wait before the next attempt, or raise HubError if there was no progress for too long."""
+        if self.stop.wait(self.next_wait(error, what)):
+            raise Stopped("stopped by the user")
+        self.restart_flow()
+
+    def next_wait(self, error: TransientError, what: str) -> float:
+        """Return for how long to wait before the next attempt; raise as `wait_or_raise` does."""
         self._failures += 1
         waited = time.monotonic() - self._since
         too_long = waited - self._asked > self._seconds and self._failures > 1
@@ -120,9 +129,7 @@ class Retry:
         if seconds >= 4:
             self._notice(f"{what}: {error}; retrying in {seconds:.0f} s")
         self._check_time(what, seconds)
-        if self.stop.wait(seconds):
-            raise Stopped("stopped by the user")
-        self._restart_flow()
+        return seconds
 
     def _pause(self, error: TransientError) -> float:
         if error.retry_after is not None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Self
 
 from fwconvert.errors import RemoteError, SourceError, Stopped
-from fwconvert.hub import download
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Download
+from fwconvert.hub.part import PIECES, part_name
 from fwconvert.hub.ranged import RangedFile
 from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry
@@ -234,9 +234,9 @@ class Prefetch(Input):
             return
         needed = set()
         for order in orders:
-            part = download.part_name(order.source, self._remote.revision)
+            part = part_name(order.source, self._remote.revision)
             place = order.file.local
-            needed |= {place.name, part}
+            needed |= {place.name, part, str(Path(part).with_suffix(PIECES))}
             # An earlier version of fwconvert gave a fetched file the name of its content.
             left = (self._private / part).with_suffix(catalog.PARQUET)
             if left.is_file() and not place.exists():

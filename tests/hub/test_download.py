@@ -25,7 +25,7 @@ from hub_faults import nobody
 from hub_runs import environment
 from hub_server import COMMIT, REPO, HubServer, Seen
 
-from fwconvert.hub.download import part_name
+from fwconvert.hub.part import part_name
 from fwconvert.recipes import SourceShard
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")

@@ -1,0 +1,448 @@
+"""The connections that fetch files: several ranges of a file at once, the earliest file first.
+
+A CDN limits each connection, so a link is filled by many. How many pays is found
+out while they work (`Pace`). A connection takes some missing pieces of the
+earliest file that has any, so that files become whole one after another and the
+first job starts soon. If all pieces of a file are taken and one of its connections
+is far slower than the others, or stalls, another one takes over what it has left.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fwconvert.errors import OutputError, Stopped
+from fwconvert.hub.part import PIECE_BYTES, ContentMismatch, Part
+from fwconvert.hub.remote import FileRange, Remote
+from fwconvert.hub.retry import Retry, TransientError
+from fwconvert.recipes import SourceShard
+
+MAX_CONNECTIONS = 64
+_FIRST_CONNECTIONS = 8
+# Pieces that one request may ask for.
+_MAX_RUN = 8
+# Bytes are collected for so long before they are written, or until there are so many.
+_COLLECT_SECONDS = 0.2
+_COLLECT_BYTES = 2**20
+# A connection that brings nothing for so long, or a quarter of what the others bring, is replaced.
+_STALL_SECONDS = 3.0
+_SLOW_SHARE = 4
+_LOOK_SECONDS = 0.5
+
+
+class Pace:
+    """How many connections there may be: more as long as more bring more, fewer if the server complains.
+
+    It doubles while that brings a tenth more bytes, goes one step back when it
+    does not, and tries a quarter more from time to time. Pure: it is told the time.
+    """
+
+    window_seconds = 0.5
+    _GAIN = 1.1
+    _FIRST_HOLD = 10.0
+    _LONGEST_HOLD = 80.0
+    _HOLD_AFTER_TROUBLE = 30.0
+    _TROUBLE_SECONDS = 2.0
+
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+        self._most = most
+        self.limit = min(_FIRST_CONNECTIONS, most)
+        # Bytes a second of all connections, as last measured.
+        self.rate = 0.0
+        self._before = self.limit
+        self._best = 0.0
+        self._is_doubling = True
+        self._hold_seconds, self._held_until = self._FIRST_HOLD, 0.0
+        self._troubled = -math.inf
+        # What is measured now: since when, how much, and whether all connections were at work.
+        self._began, self._bytes, self._was_full = -1.0, 0, True
+
+    def received(self, size: int, now: float, active: int) -> None:
+        """Count bytes, and now and then decide anew. `active` connections are at work."""
+        if self._began < 0:
+            self._begin(now)
+        self._bytes += size
+        # With fewer connections at work than there may be, nothing can be learnt about more.
+        self._was_full = self._was_full and active >= self.limit
+        if now - self._began < self.window_seconds:
+            return
+        self.rate = self._bytes / (now - self._began)
+        was_full = self._was_full
+        self._begin(now)
+        if was_full and now >= self._held_until:
+            self._decide(now)
+
+    def trouble(self, now: float) -> None:
+        """Halve the number: a server asks for fewer requests, or connections break.
+
+        Connections that meet the same trouble together count once.
+        """
+        if now < self._troubled + self._TROUBLE_SECONDS:
+            return
+        self._troubled = now
+        self.limit = self._before = max(1, self.limit // 2)
+        self._is_doubling, self._best = False, 0.0
+        self._held_until = now + self._HOLD_AFTER_TROUBLE
+        self._begin(now)
+
+    def _decide(self, now: float) -> None:
+        if self.rate > self._best * self._GAIN:
+            self._best, self._before = self.rate, self.limit
+            self._grow()
+        elif self.limit > self._before:  # It grew, and that brought nothing.
+            self.limit, self._is_doubling = self._before, False
+            self._held_until = now + self._hold_seconds
+            self._hold_seconds = min(self._LONGEST_HOLD, 2 * self._hold_seconds)
+        else:  # Held long enough: try more, compared with what there is now.
+            self._best = self.rate
+            self._grow()
+
+    def _grow(self) -> None:
+        more = self.limit if self._is_doubling else max(1, self.limit // 4)
+        self.limit = min(self._most, self.limit + more)
+
+    def _begin(self, now: float) -> None:
+        self._began, self._bytes, self._was_full = now, 0, True
+
+
+class Span:
+    """A range of a file that one connection fetches, from where it is now to its end."""
+
+    def __init__(self, position: int, end: int, now: float) -> None:
+        self.position, self.end = position, end
+        self.began, self.moved, self.bytes = now, now, 0
+        # What has arrived and is not written yet, and since when.
+        self.collected, self.since = bytearray(), now
+        # Given to another connection, or not needed any more.
+        self.is_lost = False
+
+
+class Transfer:
+    """A file while it is fetched. Its fields are guarded by `changed`, which is that of the connections."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        file: SourceShard,
+        part: Part,
+        retry: Retry,
+        count: Callable[[int], None],
+        changed: threading.Condition,
+    ) -> None:
+        self.remote, self.file, self.part, self.retry, self.count = remote, file, part, retry, count
+        self.changed = changed
+        self.spans: list[Span] = []
+        self.error: BaseException | None = None
+        # The server ignores ranges, so one connection brings all.
+        self.is_alone = False
+        # After a failure no new range is asked for until then; 0: at any time.
+        self.retry_at = 0.0
+        # Held while the part is written to.
+        self._writing = threading.Lock()
+
+    def claim(self, most_pieces: int, now: float) -> Span | None:
+        """Return a range that nobody fetches yet, or None; at most this many pieces."""
+        part = self.part
+        if self.error is not None:
+            return None
+        if self.retry_at:
+            if now < self.retry_at:
+                return None
+            self.retry_at = 0.0
+            self.retry.restart_flow()
+        if self.is_alone:
+            missing = (part.piece_begin(piece) for piece in range(part.pieces) if _is_missing(part, piece))
+            first = next(missing, None)
+            return None if first is None or self.spans else self._add(Span(first, self.file.bytes, now))
+        taken = sorted((span.position, span.end) for span in self.spans)
+        for piece in range(part.pieces):
+            begin, end = part.piece_begin(piece), part.piece_end(piece)
+            if begin == end or _overlaps(taken, begin, end):
+                continue
+            for following in range(piece + 1, min(piece + most_pieces, part.pieces)):
+                following_begin, following_end = part.piece_begin(following), part.piece_end(following)
+                if following_begin != end or _overlaps(taken, following_begin, following_end):
+                    break
+                end = following_end
+            return self._add(Span(begin, end, now))
+        return None
+
+    def take_over(self, fair_rate: float, now: float) -> Span | None:
+        """Return what a connection has left that is far slower than `fair_rate`, which loses it."""
+        for span in self.spans:
+            age = now - span.began
+            stalls = now - span.moved > _STALL_SECONDS
+            crawls = age > _STALL_SECONDS and span.bytes / age < fair_rate / _SLOW_SHARE
+            if (stalls or crawls) and not self.is_alone:
+                self._lose(span)
+                return self._add(Span(span.position, span.end, now))
+        return None
+
+    def split(self, now: float) -> Span | None:
+        """Return the second half of the largest range that is fetched, if it has whole pieces left."""
+
+        def middle(span: Span) -> int:
+            return (span.position + span.end) // 2 // PIECE_BYTES * PIECE_BYTES + PIECE_BYTES
+
+        spans = [] if self.is_alone else [span for span in self.spans if middle(span) < span.end]
+        if not spans:
+            return None
+        largest = max(spans, key=lambda span: span.end - span.position)
+        begin, end = middle(largest), largest.end
+        largest.end = begin
+        return self._add(Span(begin, end, now))
+
+    def fetch_alone(self, span: Span) -> bool:
+        """Give the whole file to one connection; return whether it is this one's."""
+        with self.changed:
+            if span.is_lost:
+                return False
+            self.is_alone = True
+            for other in [other for other in self.spans if other is not span]:
+                self._lose(other)
+            span.end = self.file.bytes
+            return True
+
+    def collect(self, span: Span, content: bytes, now: float) -> None:
+        """Take what a connection brought; it is written when there is enough of it, or after a moment."""
+        with self._writing:
+            if span.is_lost:
+                return
+            span.collected += content
+            if len(span.collected) < _COLLECT_BYTES and now - span.since < _COLLECT_SECONDS:
+                return
+            self._flush(span)
+            span.since = now
+        with self.changed:
+            self.changed.notify_all()
+
+    def _flush(self, span: Span) -> None:
+        """Write what is collected. Hold `_writing`."""
+        collected, span.collected = span.collected, bytearray()
+        self.part.write(span.position, memoryview(collected))
+        span.position += len(collected)
+
+    def wait(self) -> None:
+        """Wait until more of the file can be hashed, or a moment; raise what went wrong."""
+        with self.changed:
+            if not self.part.has_more:
+                self.changed.wait(_LOOK_SECONDS / 2)
+            if self.error is not None:
+                raise self.error
+
+    def finish(self) -> None:
+        """Write what has arrived; after this nobody writes to the part any more."""
+        with self.changed:
+            self._close()
+
+    def release(self, span: Span) -> None:
+        """Let others fetch what is left of a range."""
+        with self.changed:
+            if not span.is_lost:
+                self._lose(span)
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the transfer: whoever waits for the file raises `error`."""
+        with self.changed:
+            self.error = self.error or error
+            self._close()
+
+    def _close(self) -> None:
+        """Take all ranges from their connections."""
+        for span in [*self.spans]:
+            self._lose(span)
+        self.changed.notify_all()
+
+    def failed(self, error: TransientError) -> None:
+        """Set when to try again; raise HubError if there was no progress for too long.
+
+        Connections that fail together count as one failure.
+        """
+        with self.changed:
+            if not self.retry_at:
+                self.retry_at = time.monotonic() + self.retry.next_wait(error, self.file.path)
+
+    def _add(self, span: Span) -> Span:
+        self.spans.append(span)
+        return span
+
+    def _lose(self, span: Span) -> None:
+        with self._writing:
+            try:
+                self._flush(span)
+            except OutputError as error:
+                self.error = self.error or error
+            span.is_lost = True
+        self.spans.remove(span)
+
+
+def _is_missing(part: Part, piece: int) -> bool:
+    return part.piece_begin(piece) < part.piece_end(piece)
+
+
+def _overlaps(taken: list[tuple[int, int]], begin: int, end: int) -> bool:
+    return any(one < end and begin < other for one, other in taken)
+
+
+class Connections:
+    """Threads that fetch the ranges of all files that are wanted, each with one connection at a time."""
+
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+        self.changed = threading.Condition()
+        self._pace = Pace(most)
+        self._transfers: list[Transfer] = []
+        self._active: set[Span] = set()
+        self._idle = 0
+        self._moved = 0.0
+
+    @property
+    def active(self) -> int:
+        """How many connections are at work."""
+        with self.changed:
+            return self._working
+
+    @property
+    def _working(self) -> int:
+        return sum(not span.is_lost for span in self._active)
+
+    @contextmanager
+    def serving(
+        self,
+        remote: Remote,
+        file: SourceShard,
+        part: Part,
+        retry: Retry,
+        count: Callable[[int], None],
+    ) -> Iterator[Transfer]:
+        """Fetch what is missing of a part during the block, which waits for it."""
+        transfer = Transfer(remote, file, part, retry, count, self.changed)
+        with self.changed:
+            self._transfers.append(transfer)
+            self._staff()
+            self.changed.notify_all()
+        try:
+            yield transfer
+        finally:
+            with self.changed:
+                self._transfers.remove(transfer)
+            transfer.finish()
+
+    def _staff(self) -> None:
+        """Start a thread if another connection may work and no thread is idle. Hold `changed`."""
+        if not self._idle and self._working < self._pace.limit:
+            self._idle += 1
+            threading.Thread(target=self._work, name="connection", daemon=True).start()
+
+    def _work(self) -> None:
+        """Fetch one range after another, until no file is wanted."""
+        while (task := self._next()) is not None:
+            transfer, span = task
+            try:
+                self._fetch(transfer, span)
+            except TransientError as error:
+                self._failed(transfer, error)
+            except BaseException as error:  # noqa: BLE001  # raised where the file is waited for
+                transfer.fail(error)
+            finally:
+                transfer.release(span)
+                with self.changed:
+                    self._active.discard(span)
+                    self._idle += 1
+
+    def _failed(self, transfer: Transfer, error: TransientError) -> None:
+        if error.is_pressure:
+            with self.changed:
+                self._pace.trouble(time.monotonic())
+        try:
+            transfer.failed(error)
+        except BaseException as final:  # noqa: BLE001  # as above
+            transfer.fail(final)
+
+    def _next(self) -> tuple[Transfer, Span] | None:
+        """Wait for something to fetch; return None when no file is wanted any more."""
+        with self.changed:
+            while self._transfers:
+                is_allowed = self._working < self._pace.limit
+                task = self._choose(time.monotonic()) if is_allowed else None
+                if task is not None:
+                    self._idle -= 1
+                    self._active.add(task[1])
+                    self._staff()
+                    return task
+                self.changed.wait(self._idle_seconds())
+            self._idle -= 1
+            return None
+
+    def _idle_seconds(self) -> float:
+        """Return for how long nothing can be learnt by looking again."""
+        waits = [transfer.retry_at - time.monotonic() for transfer in self._transfers if transfer.retry_at]
+        return max(0.005, min([_LOOK_SECONDS, *waits]))
+
+    def _choose(self, now: float) -> tuple[Transfer, Span] | None:
+        fair_rate = self._pace.rate / max(1, self._working)
+        # If nothing comes at all, it is not one connection that is slow.
+        others_move = now - self._moved < 1.0
+        for transfer in self._transfers:
+            missing = (transfer.file.bytes - transfer.part.arrived) // PIECE_BYTES
+            run = max(1, min(_MAX_RUN, missing // (2 * self._pace.limit)))
+            span = transfer.claim(run, now)
+            if span is None and others_move:
+                span = transfer.take_over(fair_rate, now)
+            if span is not None:
+                return transfer, span
+        for transfer in self._transfers:
+            span = transfer.split(now)
+            if span is not None:
+                return transfer, span
+        return None
+
+    def _fetch(self, transfer: Transfer, span: Span) -> None:
+        """Bring one range by one request."""
+        file, wanted = transfer.file, span.end
+        end = None if wanted == file.bytes else wanted
+        with transfer.remote.open_range(file.path, span.position, end) as answer:
+            if answer.is_past_end:
+                raise ContentMismatch(
+                    f"the server's file ends before byte {span.position:,} of {file.bytes:,}"
+                )
+            if answer.total is not None and answer.total != file.bytes:
+                raise ContentMismatch(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
+            if answer.begin > span.position:
+                raise TransientError(f"the server sent bytes from {answer.begin:,} on, not {span.position:,}")
+            ignores_range = answer.begin < span.position or (answer.is_whole and end is not None)
+            if ignores_range and not transfer.fetch_alone(span):
+                return
+            self._receive(transfer, span, answer)
+        arrived = span.position + len(span.collected)
+        if not span.is_lost and arrived < span.end:
+            raise TransientError(f"the response ended after {arrived:,} of {span.end:,} bytes")
+
+    def _receive(self, transfer: Transfer, span: Span, answer: FileRange) -> None:
+        """Write what a response brings, in steps."""
+        skip = span.position - answer.begin
+        for chunk in answer:
+            now = time.monotonic()
+            if transfer.retry.stop.is_set():
+                raise Stopped("stopped by the user")
+            if span.is_lost:
+                return
+            new, skip = chunk[skip:], max(0, skip - len(chunk))
+            room = max(0, span.end - span.position - len(span.collected))
+            if len(new) > room and span.end == transfer.file.bytes:
+                raise ContentMismatch(f"the server sent more than {transfer.file.bytes:,} bytes")
+            transfer.collect(span, new[:room], now)
+            span.moved, span.bytes = now, span.bytes + len(chunk)
+            self._count(transfer, len(chunk), min(len(new), room), now)
+            if room <= len(new):
+                return
+
+    def _count(self, transfer: Transfer, size: int, new: int, now: float) -> None:
+        transfer.count(new)
+        with self.changed:
+            self._moved = now
+            transfer.retry.received(size, transfer.file.path, new=new > 0)
+            self._pace.received(size, now, self._working)
+            self._staff()
