@@ -31,5 +31,5 @@ def test_positions_beyond_32_bits_are_told_exactly(
 
     assert (one.unknown.count, one.unknown.first) == (1, FAR + 5)
     assert (one.missing.count, one.missing.first) == (1, FAR + 5)
-    assert (one.unfounded.count, one.unfounded.first) == (1, FAR + 3)
+    assert (one.unexpected.count, one.unexpected.first) == (1, FAR + 3)
     assert one.digest.hexdigest() == hashlib.sha256(TOKENS.tobytes()).hexdigest()
