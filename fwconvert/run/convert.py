@@ -19,7 +19,7 @@ from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.job.orders import ConvertOrder, JoinOrder, Ready, RunContext, SourceFile
 from fwconvert.options import Options
-from fwconvert.processes import ProcessLimits
+from fwconvert.processes import ProcessLimits, open_standard_streams
 from fwconvert.recipes import Recipe, check_rules
 from fwconvert.run import preflight, request, scheduler
 from fwconvert.run.engines import Engine
@@ -156,6 +156,7 @@ class Conversion:
     def run(self) -> Result:
         """Make the token shards of a recipe that lists its sources; see `convert`."""
         started, given = time.monotonic(), self.given
+        open_standard_streams()  # A daemon may call us: what is printed must not go into files of the run.
         check_rules(self.recipe.rules)  # A program may have made it by hand.
         self.store.refuse_links()
         recipe = self.recipe = saved_recipe.adopt(self.store, self.recipe)

@@ -125,7 +125,6 @@ class LocalEngine:
     _slots: list[_Slot] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        processes.open_standard_streams()  # A program that calls us may be a daemon.
         return self
 
     def __exit__(self, *_: object) -> None:
