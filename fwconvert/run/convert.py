@@ -32,7 +32,7 @@ from fwconvert.run.prefetch import open_input
 from fwconvert.run.resume import Found, find_done
 from fwconvert.run.state import RunState
 from fwconvert.run.tracker import Tracker
-from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions, unlisted
+from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Quarantined
@@ -304,7 +304,7 @@ class Conversion:
         if is_complete:
             # What a trainer's glob finds is what the manifest lists. No tail is needed any more, nor the
             # reason why a source beyond the limit failed.
-            unlisted.remove(store, self._unlisted(tracker))
+            run_manifest.remove_unlisted(store, self._unlisted(tracker))
             store.clear(layout.TAILS)
             store.clear(layout.QUARANTINE)
         sessions.write(store, sessions.ended(session, outcome))
@@ -329,9 +329,9 @@ class Conversion:
             foreign=foreign,
         )
 
-    def _unlisted(self, tracker: Tracker) -> unlisted.Unlisted:
+    def _unlisted(self, tracker: Tracker) -> run_manifest.Unlisted:
         shards = {line.name for line in tracker.manifest().shards}
-        return unlisted.find(self.store, self.recipe, shards)
+        return run_manifest.find_unlisted(self.store, self.recipe, shards)
 
     def _refuse_changed_sources(self, found: Found) -> None:
         """Raise UsageError if a source without a pinned sha256 is no longer the one that was converted."""

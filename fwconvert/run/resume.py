@@ -25,11 +25,14 @@ from fwconvert.run.state import Done, RunState
 from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.store import base, layout, receipts
 from fwconvert.store.base import Store
-from fwconvert.store.receipts import Absorbed, JoinReceipt, Receipt, ShardLine
-from fwconvert.store.recorded import (
+from fwconvert.store.receipts import (
     MOST_OTHERS,
+    Absorbed,
     Hashing,
+    JoinReceipt,
+    Receipt,
     Recorded,
+    ShardLine,
     join_receipts,
     look_at,
     shard_files,

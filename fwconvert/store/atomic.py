@@ -189,7 +189,7 @@ _FOLDER_MODE = 0o775
 class Output:
     """A file under construction, hashed while it is written.
 
-    It lies under a unique temporary name in `folder` until `publish`. Leaving
+    It lies under a unique temporary name in `folder` until it is published. Leaving
     the `with` block, by whichever way, removes it unless it was published.
 
     What is written is collected in blocks. A full one is hashed and written by
@@ -197,10 +197,10 @@ class Output:
     """
 
     def __init__(self, folder: Path, label: str) -> None:
-        self.temporary = folder / f"{label}-{uuid.uuid4().hex}"
+        self.path = folder / f"{label}-{uuid.uuid4().hex}"
         self.bytes = 0
-        with writing(self.temporary):
-            self._file = File(self.temporary, _FLAGS)
+        with writing(self.path):
+            self._file = File(self.path, _FLAGS)
         self._exists = True
         self._spoilt = False
 
@@ -224,15 +224,15 @@ class Output:
     def finish(self) -> None:
         """Bring the content to the disk. After this the file only awaits its name."""
         if self._spoilt:
-            raise OutputError(message("a file whose writing failed cannot be finished", file=self.temporary))
+            raise OutputError(message("a file whose writing failed cannot be finished", file=self.path))
         with self._spoiling():
             self._file.finish()
 
-    def publish(self, path: Path) -> None:
+    def publish_at(self, path: Path) -> None:
         """Give the finished file its final name. Durable after `sync_folder(path.parent)`."""
         self.finish()
         with writing(path):
-            self.temporary.replace(path)
+            self.path.replace(path)
         self._exists = False
 
     def discard(self) -> None:
@@ -241,13 +241,13 @@ class Output:
             self._file.close()
         if self._exists:
             self._exists = False
-            remove(self.temporary)
+            remove(self.path)
 
     @contextmanager
     def _spoiling(self) -> Iterator[None]:
         """Remember a failure in the block: nothing may be tried again on this file."""
         self._spoilt = True
-        with writing(self.temporary, self.bytes):
+        with writing(self.path, self.bytes):
             yield
         self._spoilt = False
 
@@ -261,7 +261,7 @@ def replace(path: Path, content: bytes, temporary: Path | None = None) -> None:
     place, label = (path.parent, f".{path.name}") if temporary is None else (temporary, path.stem)
     with Output(place, label) as output:
         output.write(content)
-        output.publish(path)
+        output.publish_at(path)
     sync_folder(path.parent)
 
 

@@ -26,9 +26,8 @@ from fwconvert import files
 from fwconvert.machine import resident_bytes
 from fwconvert.store import atomic
 from fwconvert.tokens import disagreements
-from fwconvert.tokens.encoders import PRETOKENIZERS
+from fwconvert.tokens.tiktoken_kind import PRETOKENIZERS, Vocabulary
 from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
-from fwconvert.tokens.vocabulary import Vocabulary
 
 # How much the process may grow by remembered words, and how often to look.
 MOST_REMEMBERED_BYTES = 200 * 2**20

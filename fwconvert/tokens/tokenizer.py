@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.recipes import EotSide
 from fwconvert.tokens.spec import TokenizerSpec
-from fwconvert.tokens.vocabulary import Vocabulary
+from fwconvert.tokens.tiktoken_kind import Vocabulary
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
 

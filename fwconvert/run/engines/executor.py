@@ -13,8 +13,7 @@ from typing import Self
 
 from fwconvert.addresses import plain
 from fwconvert.errors import message
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import NoReporter
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome
 from fwconvert.run.engines import Progress
 
 

@@ -32,7 +32,7 @@ from fwconvert.sources.demo import Corpus
 from fwconvert.store import layout, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 _RUN = Path(__file__).resolve().parents[3] / "tests" / "hostile" / "run"
 # Of the orders of a join, batches of a loader, shards of a manifest: more find nothing new.
@@ -252,7 +252,7 @@ def sidecars(scratch: Path) -> Callable[[bytes], object]:
     """Return what verifies a shard whose side files, for Megatron-LM and datatrove, are the input."""
     folder = LocalStore(scratch)
     folder.prepare()
-    known = vocabulary.find("bytes")
+    known = registry.find("bytes")
     tokens, starts = [104, 105, 256] * 4, [0, 3, 6, 9]
     body = b"".join(token.to_bytes(2, "little") for token in tokens)
     index = b"".join(
