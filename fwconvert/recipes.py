@@ -168,7 +168,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
     @property
     def suffix(self) -> str:
         """How the name of a token shard ends."""
-        return self.kind.suffix + (formats.ZIPPED if self.compress else "")
+        return self.shard_format.suffix + (formats.ZIPPED if self.compress else "")
 
     @property
     def block_tokens(self) -> int:
@@ -176,7 +176,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
         return self.shard_tokens or sys.maxsize
 
     @property
-    def kind(self) -> Format:
+    def shard_format(self) -> Format:
         """The format of the token shards."""
         return formats.find(self.format)
 
@@ -284,7 +284,7 @@ def is_safe(path: str) -> bool:
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
     records.check(rules)
-    kind = rules.kind
+    kind = rules.shard_format
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:
         kind.check_stream(rules.layout, rules.shard_tokens, rules.name, rules.last)
@@ -324,10 +324,10 @@ def _check_tokenizer(rules: Rules) -> None:
 def _check_compression(rules: Rules) -> None:
     if rules.compress is None:
         return
-    if not rules.kind.zips:
+    if not rules.shard_format.zips:
         raise UsageError(
             message(
-                f"{rules.kind.trainer} cannot read compressed token shards, nor can fwconvert",
+                f"{rules.shard_format.trainer} cannot read compressed token shards, nor can fwconvert",
                 "leave --compress out, or choose --format llmc, npy or raw",
                 format=rules.format,
             )

@@ -285,10 +285,10 @@ def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator
     """Yield a token shard. It is read, because what is mapped or unpacked whole counts as memory."""
     path, kind = store.local(layout.shard(absorbed.name)), numpy_type(rules.token_type)
     whole = Segment(absorbed.source, 0, 0, absorbed.tokens)
-    _check_length(path, token_count(path, rules.token_type, rules.kind), whole)
-    index = read_index(store.local(layout.index(absorbed.name)), rules.kind)
+    _check_length(path, token_count(path, rules.token_type, rules.shard_format), whole)
+    index = read_index(store.local(layout.index(absorbed.name)), rules.shard_format)
     with opened(path) as file:
-        file.read(rules.kind.header_bytes)
+        file.read(rules.shard_format.header_bytes)
         yield from _pieces(
             lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole
         )
@@ -296,7 +296,7 @@ def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator
 
 def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:
     """Return a reader of a tail. It does not map it, because what is mapped counts as memory."""
-    kind, header_bytes = numpy_type(rules.token_type), rules.kind.header_bytes
+    kind, header_bytes = numpy_type(rules.token_type), rules.shard_format.header_bytes
     _check_length(path, len(map_array(path, kind, header_bytes)), segment)
     return lambda begin, end: read_array(path, kind, header_bytes + begin * kind.itemsize, end - begin)
 

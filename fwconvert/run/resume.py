@@ -276,7 +276,7 @@ def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
     entry = _LONG_ENTRY if rules.layout == "contiguous" else _SHORT_ENTRY
     is_whole = (
         min(tail.tokens, tail.documents, job.source_bytes) >= 0
-        and tail.bytes == rules.kind.header_bytes + tail.tokens * rules.token_bytes
+        and tail.bytes == rules.shard_format.header_bytes + tail.tokens * rules.token_bytes
         and tail.index_bytes == tail.documents * entry
         and sum(line.tokens for line in job.shards) + tail.tokens == job.counts.tokens
     )
@@ -317,7 +317,7 @@ def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
 
 
 def _file_can_be(rules: Rules, line: ShardLine) -> bool:
-    size = rules.kind.header_bytes + line.tokens * rules.token_bytes
+    size = rules.shard_format.header_bytes + line.tokens * rules.token_bytes
     return line.documents >= 0 and (rules.compress is not None or line.bytes == size)
 
 

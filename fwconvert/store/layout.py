@@ -102,7 +102,7 @@ def job_shard(rules: Rules, split: Split, source_index: int, block: int, *, plai
 def joined_shard(recipe: Recipe, split: Split, number: int, *, plain: bool = False) -> str:
     """Return the name of a token shard that the join makes."""
     rules = recipe.rules
-    if rules.kind.is_one_stream:
+    if rules.shard_format.is_one_stream:
         return f"{split}{rules.suffix}"
     if rules.layout == "contiguous":
         return f"{rules.name}_{split}_{number:06d}{rules.suffix}"
@@ -124,14 +124,14 @@ def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
 
 def sidecars(rules: Rules, shard: str) -> list[str]:
     """Return the names of the files beside a token shard, in the order of their suffixes."""
-    kind = rules.kind
+    kind = rules.shard_format
     return [shard.removesuffix(kind.suffix) + suffix for suffix in kind.sidecars]
 
 
 def is_shard(rules: Rules, file_name: str) -> bool:
     """Tell whether a file in the output folder looks like one of the run's token shards."""
     stem = "(val|train)"
-    if not rules.kind.is_one_stream:
+    if not rules.shard_format.is_one_stream:
         stem = rf"{re.escape(rules.name)}_{stem}_x?[0-9]+(_x?[0-9]+)?"
     return re.fullmatch(stem + re.escape(rules.suffix), file_name) is not None
 
@@ -139,7 +139,7 @@ def is_shard(rules: Rules, file_name: str) -> bool:
 def is_own(recipe: Recipe, shard: str) -> bool:
     """Tell whether only this recipe, or a run of it by an earlier version, makes a file of this name here."""
     rules = recipe.rules
-    if not is_shard(rules, shard) or rules.kind.is_one_stream:
+    if not is_shard(rules, shard) or rules.shard_format.is_one_stream:
         return is_shard(rules, shard)
     split, *numbers = shard.removesuffix(rules.suffix).removeprefix(f"{rules.name}_").split("_")
     if rules.layout == "contiguous":
@@ -155,7 +155,7 @@ def is_own(recipe: Recipe, shard: str) -> bool:
 
 def is_served(rules: Rules, file_name: str) -> bool:
     """Tell whether the trainers of this format would take a file of this name for one of the run."""
-    kind = rules.kind
+    kind = rules.shard_format
     if kind.is_one_stream:
         return is_shard(rules, file_name)
     if kind.reserved:  # Whatever has the split anywhere in its name.
@@ -166,7 +166,7 @@ def is_served(rules: Rules, file_name: str) -> bool:
 
 def owner(rules: Rules, file_name: str) -> str | None:
     """Return the token shard that a file in the output folder looks like, or would stand beside."""
-    for suffix in (rules.suffix, *rules.kind.sidecars):
+    for suffix in (rules.suffix, *rules.shard_format.sidecars):
         shard = file_name.removesuffix(suffix) + rules.suffix
         if file_name.endswith(suffix) and is_shard(rules, shard):
             return shard

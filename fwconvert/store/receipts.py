@@ -199,7 +199,7 @@ def tail_files(made: Receipt) -> Iterator[Recorded]:
 def shard_files(rules: Rules, line: ShardLine) -> Iterator[Recorded]:
     """Yield the files of a token shard: the tokens first."""
     yield Recorded(layout.shard(line.name), line.bytes, line.sha256)
-    index_bytes = line.documents * rules.kind.index_entry_bytes
+    index_bytes = line.documents * rules.shard_format.index_entry_bytes
     yield Recorded(layout.index(line.name), index_bytes, line.index_sha256)
     for beside in line.sidecars:
         yield Recorded(layout.shard(beside.name), beside.bytes, beside.sha256)

@@ -191,7 +191,7 @@ def files_described(store: Store) -> int:
 
 def most_shards(rules: Rules) -> int:
     """Return how many token shards a run manifest can describe, about: readers take no larger file."""
-    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.kind.sidecars))
+    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.shard_format.sidecars))
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         folder.local(layout.index(line.name)).write_bytes(data)
-        entries = len(data) // good.rules.kind.index_entry_bytes
+        entries = len(data) // good.rules.shard_format.index_entry_bytes
         told = msgspec.structs.replace(line, documents=entries, index_sha256=hashlib.sha256(data).hexdigest())
         lines = tuple(told if one is line else one for one in good.shards)
         found = msgspec.structs.replace(good, shards=lines)
@@ -264,13 +264,13 @@ def sidecars(scratch: Path) -> Callable[[bytes], object]:
             rules = Rules(
                 "bytes", known.sha256, "after", "uint16", "text", 12, 0, "independent", kind, "a", 3
             )
-            name = f"a_train_00000_000{rules.kind.suffix}"
-            content = header("uint16", len(tokens), rules.kind) + body
+            name = f"a_train_00000_000{rules.shard_format.suffix}"
+            content = header("uint16", len(tokens), rules.shard_format) + body
             folder.local(name).write_bytes(content)
             folder.local(layout.index(name)).write_bytes(index)
             beside = []
-            for suffix in rules.kind.sidecars:
-                one = name.removesuffix(rules.kind.suffix) + suffix
+            for suffix in rules.shard_format.sidecars:
+                one = name.removesuffix(rules.shard_format.suffix) + suffix
                 folder.local(one).write_bytes(data)
                 beside.append(Sidecar(one, len(data), _sha256(data)))
             line = ShardLine(
