@@ -252,18 +252,18 @@ def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:
 
 
 def is_dataset(name: str) -> bool:
-    """Tell whether a dataset can have this name: a word, or owner/name as the hub allows them."""
+    """Return whether a dataset can have this name: a word, or owner/name as the hub allows them."""
     part = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     return re.fullmatch(f"{part}(?:/{part})?", name) is not None and not re.search(r"--|\.\.", name)
 
 
 def is_commit(text: str) -> bool:
-    """Tell whether this is what git calls a commit: 40 hexadecimal digits, or 64 in newer repositories."""
+    """Return whether this is what git calls a commit: 40 hexadecimal digits, or 64 in newer repositories."""
     return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) is not None
 
 
 def is_revision(text: str) -> bool:
-    """Tell whether a branch, a tag or a commit can have this name; files that are on no hub have none."""
+    """Return whether a branch, a tag or a commit can have this name; files that are on no hub have none."""
     return len(text) <= 255 and text.isprintable() and not re.search(r"[\s\\]", text)
 
 
@@ -272,7 +272,7 @@ def _is_folder(path: str) -> bool:
 
 
 def is_safe(path: str) -> bool:
-    """Tell whether `path` is a plain relative path that cannot lead outside its folder."""
+    """Return whether `path` is a plain relative path that cannot lead outside its folder."""
     if not path or len(path) > 1000 or "\\" in path or not path.isprintable():
         return False
     parts = path.split("/")

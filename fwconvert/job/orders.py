@@ -154,7 +154,7 @@ class Unfetched:
     failure: Failure
 
 
-# An order whose file is there, one whose file cannot be had, or None: nothing yet, ask again.
+# An order whose file is there, one whose file cannot be fetched, or None: nothing yet, ask again.
 Ready = Iterator[ConvertOrder | Unfetched | None]
 
 Outcome = Receipt | JoinReceipt | Failure

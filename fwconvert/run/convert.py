@@ -1,7 +1,7 @@
 """Convert a recipe into a folder of token shards: the whole job, and its continuation after a crash.
 
 `convert` finds out what the sources are; `Conversion.run` is the story from
-there: refuse a folder of somebody else, see whether all is done, check what
+there: refuse a folder of another recipe, see whether all is done, check what
 could fail later, take the lock, find what earlier sessions have done, convert
 the rest, join the tails, tidy up. Nothing is printed here: an Observer is shown
 what happens, and the outcome is returned as a Result.
@@ -131,7 +131,7 @@ def _with_sources(recipe: Recipe, store: Store, given: Environment) -> Recipe:
     if files is None:
         notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
         seconds = given.options.patience
-        # However slowly it comes, a list must end.
+        # A list must end, however slowly it arrives.
         retry = Retry(seconds, given.stop.event, notice, deadline=10 * seconds)
         dataset = Dataset(source.dataset, source.revision)
 

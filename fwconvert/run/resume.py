@@ -271,7 +271,7 @@ class _Search:
 
 
 def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
-    """Tell whether the job of a source can have given these token shards, and this tail."""
+    """Return whether the job of a source can have given these token shards, and this tail."""
     rules, tail = recipe.rules, job.tail
     entry = _LONG_ENTRY if rules.layout == "contiguous" else _SHORT_ENTRY
     is_whole = (
@@ -284,7 +284,7 @@ def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
 
 
 def _join_can_be(recipe: Recipe, join: JoinReceipt) -> bool:
-    """Tell whether a joined shard can have been made of tails of this run."""
+    """Return whether a joined shard can have been made of tails of this run."""
     sources, taken, line = len(recipe.source.files), join.taken, join.shard
     begin = taken.tokens if taken else 0
     ends = [begin, *(segment.first + segment.tokens for segment in join.segments)]
@@ -301,7 +301,7 @@ def _join_can_be(recipe: Recipe, join: JoinReceipt) -> bool:
 
 
 def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
-    """Tell whether a job's shards are its blocks, each full, and its tail fills none."""
+    """Return whether a job's shards are its blocks, each full, and its tail fills none."""
     if rules.layout == "contiguous":
         return not job.shards
     block, has_val = rules.block_tokens, index == 0 and rules.val_tokens > 0

@@ -67,7 +67,7 @@ def session(session_id: str) -> str:
 
 
 def session_lock(session_id: str) -> str:
-    """Return the name of the lock that a session holds while its drafts are not litter."""
+    """Return the name of the lock that a session holds while its drafts are in use."""
     return f"{SESSIONS}/{session_id}{LOCK_SUFFIX}"
 
 
@@ -114,7 +114,7 @@ def _numbered(number: int, digits: int, *, plain: bool) -> str:
 
 
 def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
-    """Tell whether one of these names has a number that is too long for its digits, as they once were."""
+    """Return whether one of these names has a number that is too long for its digits, as they once were."""
     if rules.layout == "contiguous":
         return False
     too_long = rf"_([0-9]{{{_SOURCE_DIGITS + 1},}}_x?[0-9]+|x?[0-9]+_[0-9]{{{rules.block_digits + 1},}})"
@@ -129,7 +129,7 @@ def sidecars(rules: Rules, shard: str) -> list[str]:
 
 
 def is_shard(rules: Rules, file_name: str) -> bool:
-    """Tell whether a file in the output folder looks like one of the run's token shards."""
+    """Return whether a file in the output folder looks like one of the run's token shards."""
     stem = "(val|train)"
     if not rules.shard_format.is_one_stream:
         stem = rf"{re.escape(rules.name)}_{stem}_x?[0-9]+(_x?[0-9]+)?"
@@ -137,7 +137,7 @@ def is_shard(rules: Rules, file_name: str) -> bool:
 
 
 def is_own(recipe: Recipe, shard: str) -> bool:
-    """Tell whether only this recipe, or a run of it by an earlier version, makes a file of this name here."""
+    """Return whether only this recipe makes a file of this name here, in this version or an earlier one."""
     rules = recipe.rules
     if not is_shard(rules, shard) or rules.shard_format.is_one_stream:
         return is_shard(rules, shard)
@@ -154,7 +154,7 @@ def is_own(recipe: Recipe, shard: str) -> bool:
 
 
 def is_served(rules: Rules, file_name: str) -> bool:
-    """Tell whether the trainers of this format would take a file of this name for one of the run."""
+    """Return whether the trainers of this format would take a file of this name for one of the run."""
     kind = rules.shard_format
     if kind.is_one_stream:
         return is_shard(rules, file_name)
@@ -179,7 +179,7 @@ def index_owner(rules: Rules, file_name: str) -> str | None:
     return shard if file_name.endswith(_INDEX_SUFFIX) and is_shard(rules, shard) else None
 
 
-@lru_cache(4096)  # asked for several times while a job is in hand
+@lru_cache(4096)  # asked for several times during a job
 def job_key(path: str) -> str:
     """Return a file name for a job: readable, safe on every system, different for different paths."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:]

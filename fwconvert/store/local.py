@@ -105,7 +105,7 @@ class LocalStore:
         except FileNotFoundError:
             return
         except NotADirectoryError:
-            if not folder:  # Whoever named it is to be told.
+            if not folder:  # The user named it and has to be told.
                 raise
 
     def remove(self, *names: str) -> None:
@@ -144,7 +144,7 @@ class LocalStore:
             atomic.refuse_link(self.local(folder))
 
     def lock(self) -> lock.Lock:
-        """Hold the folder as this session's alone, or raise UsageError that says who holds it."""
+        """Hold the folder for this session alone, or raise UsageError that says who holds it."""
         for folder in (layout.PRIVATE, layout.SESSIONS):
             atomic.refuse_link(self.local(folder))
             atomic.make_folder(self.local(folder))
@@ -160,7 +160,7 @@ class LocalStore:
         return lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
 
     def is_deserted(self) -> bool:
-        """Tell whether it is certain that no session is at work in the folder."""
+        """Return whether it is certain that no session is at work in the folder."""
         return lock.is_deserted(self.local(layout.LOCK))
 
     def sweep(self, label: str = "") -> int:

@@ -1,4 +1,4 @@
-"""Every kind of tokenizer, and from a name or a recipe's rules to a tokenizer: the one door to this room.
+"""Every kind of tokenizer, and from a name or a recipe's rules to a tokenizer: the entry to this room.
 
 A new kind is a class (see spec.TokenizerKind), a line in KINDS, and its tests.
 Tokenizers that are built in are known by their name alone, as the recipes of

@@ -52,7 +52,7 @@ BUNDLED = frozenset({"r50k_base", "cl100k_base"})
 # The largest table (o200k_base) has 3.6 MB; a damaged file must not fill the memory.
 MOST_TABLE_BYTES = 32 * 2**20
 
-# A person waits for it.
+# Someone is waiting for it.
 _CALL_SECONDS = 30.0
 _MOST_SECONDS = 300.0
 
@@ -235,7 +235,7 @@ def provide_table(vocabulary: Vocabulary, folder: Path) -> None:
     """Make sure that `read_table(vocabulary, folder)` will work, now and in every worker.
 
     Parent only. Writes `folder/{sha256}.tiktoken` if the table is not bundled
-    and not there yet; raises UsageError if it cannot be had.
+    and not there yet; raises UsageError if it cannot be fetched.
     """
     if _is_bundled(vocabulary):
         read_table(vocabulary, folder)
@@ -318,7 +318,7 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
     except (OSError, ValueError) as error:
         raise UsageError(_cannot_be_had(vocabulary, plain(error))) from None
     if _sha256(table) != vocabulary.sha256:
-        raise UsageError(_cannot_be_had(vocabulary, f"what came has sha256 {_sha256(table)}"))
+        raise UsageError(_cannot_be_had(vocabulary, f"the downloaded table has sha256 {_sha256(table)}"))
     if cached is not None:
         with suppress(FwconvertError):  # For the next run. This one has it.
             atomic.make_folder(cached.parent)
@@ -327,7 +327,7 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
 
 
 def _downloaded(url: str) -> bytes:
-    """Return what is at an address; raise OSError if it is not to be had, or is no table."""
+    """Return what is at an address; raise OSError if it cannot be fetched or is not a table."""
     from fwconvert.hub import client, http  # noqa: PLC0415  (as above)
 
     api = client.client()
@@ -340,7 +340,7 @@ def _downloaded(url: str) -> bytes:
                 found += part
                 if len(found) > MOST_TABLE_BYTES or time.monotonic() > ends:
                     raise OSError(
-                        f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; no table is like that"
+                        f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; a rank table is smaller"
                     )
     except (
         api.httpx.HTTPError,

@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 
     @property
     def spec(self) -> TokenizerSpec:
-        """The ids it speaks."""
+        """The ids that it uses."""
 
     def encode(self, texts: pa.Array) -> Encoded:
         """Return the tokens of string or large_string `texts`: no nulls, valid UTF-8, any length.
