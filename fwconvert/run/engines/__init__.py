@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from fwconvert.addresses import plain
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import Reporter
+from fwconvert.job.orders import Failure, Order, Outcome, Reporter
 from fwconvert.processes import cannot_start
 
 

@@ -18,8 +18,7 @@ from typing import Self
 
 from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, Stopped, message
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import NoReporter, Reporter
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter
 from fwconvert.run.engines import Progress, carry_out
 
 

@@ -23,8 +23,7 @@ from typing import Self
 
 from fwconvert import files, machine, processes
 from fwconvert.errors import FwconvertError, Stopped, message
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import NoReporter, Reporter
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter
 from fwconvert.processes import NO_START, ProcessLimits, cannot_start, ended_by
 from fwconvert.run.engines import Progress, carry_out
 from fwconvert.store import layout
