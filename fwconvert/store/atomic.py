@@ -235,8 +235,7 @@ class Output:
     def publish_at(self, path: Path) -> None:
         """Give the finished file its final name. Durable after `sync_folder(path.parent)`."""
         self.finish()
-        with writing(path):
-            self.path.replace(path)
+        move(self.path, path)
         self._exists = False
 
     def discard(self) -> None:
@@ -316,6 +315,18 @@ def sync_folder(path: Path) -> None:
                 raise
         finally:
             os.close(descriptor)
+
+
+def move(path: Path, new: Path) -> None:
+    """Give a file another name, all at once, and instead of whatever has it. Durable after `sync_folder`."""
+    with writing(new):
+        path.replace(new)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder unless there is something in it, or it is in use, or it is not there."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def remove(path: Path) -> None:

@@ -527,3 +527,31 @@ def test_remove_accepts_a_missing_file_and_refuses_a_folder(tmp_path: Path) -> N
     with pytest.raises(OutputError) as caught:
         atomic.remove(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_that_is_moved_takes_the_place_of_another(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"content")
+    new.write_bytes(b"another")
+
+    atomic.move(old, new)
+
+    assert (old.exists(), new.read_bytes()) == (False, b"content")
+
+
+def test_a_file_that_cannot_be_moved_is_an_output_error_that_names_its_new_place(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as caught:
+        atomic.move(tmp_path / "missing", tmp_path / "new")
+    assert str(tmp_path / "new") in str(caught.value)
+
+
+def test_only_an_empty_folder_is_removed(tmp_path: Path) -> None:
+    empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "full" / "file"
+    empty.mkdir()
+    full.mkdir()
+    file.write_bytes(b"")
+
+    for path in (empty, full, file, tmp_path / "missing"):
+        atomic.remove_if_empty(path)
+
+    assert (empty.exists(), file.exists()) == (False, True)
