@@ -51,7 +51,7 @@ _FILES_OF_A_WORKER = 64
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What a process may take before it is ended. None: anything."""
+    """Beyond how much memory, and after how long without a sign of life, a process is ended. None: never."""
 
     memory_bytes: int | None = None
     stall_seconds: float | None = None
