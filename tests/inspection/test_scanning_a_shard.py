@@ -9,7 +9,7 @@ from examples import rules_with
 
 from fwconvert.inspection import verify_shard
 from fwconvert.inspection.verify_shard import Scan
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.registry import find
 
 FAR = 2**33
 TOKENS = np.array([1, 256, 2, 2, 256, 300, 256], "<u2")  # 300 is no id of `bytes`, and 256 its EOT

@@ -40,7 +40,7 @@ from fwconvert.inspection.verify import verify
 from fwconvert.store import layout as names
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.tiktoken_kind import find
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
