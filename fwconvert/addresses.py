@@ -32,7 +32,7 @@ def shown(address: str) -> str:
 
 
 def is_one(address: str) -> bool:
-    """Tell whether an address makes sense, so that it can be shown."""
+    """Return whether an address makes sense, so that it can be shown."""
     return shown(address) != _HIDDEN
 
 

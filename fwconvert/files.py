@@ -105,7 +105,7 @@ def read_whole(path: Path, most: int) -> bytes:
 
 
 def holds(path: Path, content: bytes) -> bool:
-    """Tell whether there is a regular file with this content; what cannot be read holds something else."""
+    """Return whether there is a regular file with this content; what cannot be read holds something else."""
     try:
         return state_of(path).st_size == len(content) and read(path, len(content)) == content
     except OSError:

@@ -55,12 +55,12 @@ class Amount:
         return Amount(max(self.documents, other.documents), max(self.tokens, other.tokens))
 
     def holds(self, other: "Amount") -> bool:
-        """Tell whether the other is not more than this."""
+        """Return whether the other is not more than this."""
         return other.documents <= self.documents and other.tokens <= self.tokens
 
     @property
     def is_used_up(self) -> bool:
-        """Tell whether nothing is left of one of the two."""
+        """Return whether nothing is left of one of the two."""
         return self.documents <= 0 or self.tokens <= 0
 
 
@@ -74,7 +74,7 @@ def limit_of(rules: Rules) -> Amount:
 
 
 def is_reached(rules: Rules, gave: Iterable[Counted]) -> bool:
-    """Tell whether these sources together reach the limit."""
+    """Return whether these sources together reach the limit."""
     return (limit_of(rules) - _sum(map(amount_of, gave))).is_used_up
 
 
@@ -105,7 +105,7 @@ def extent(rules: Rules, gave: Iterable[Counted | None], sources: int) -> int:
 
 
 def fits(counts: Counted, left: Amount) -> bool:
-    """Tell whether a source gave what it had to: all it has, or exactly what was left."""
+    """Return whether a source gave what it had to: all it has, or exactly what was left."""
     amount = amount_of(counts)
     return left.holds(amount) and (not counts.limited or (left - amount).is_used_up)
 

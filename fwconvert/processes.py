@@ -51,7 +51,7 @@ _FILES_OF_A_WORKER = 64
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What a process may take before it is ended. None: anything."""
+    """Beyond how much memory, and after how long without a sign of life, a process is ended. None: never."""
 
     memory_bytes: int | None = None
     stall_seconds: float | None = None
@@ -61,7 +61,8 @@ def open_standard_streams() -> None:
     """Put the null device in the place of standard streams that are closed, as daemons start programs.
 
     Otherwise the next files to be opened get their numbers, 0 to 2, and what is
-    printed goes into those.
+    printed goes into those. A number that a file of the program has got already
+    stays with it.
     """
     for number in range(3):
         try:
@@ -81,14 +82,17 @@ def prepare(log: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     # numpy would start a thread for every core, in every worker, to multiply matrices; there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    parent = _parent_sentinel()
     _print_into(log)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if parent is not None:
+        threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()
 
 
 def executor_of_one(
     initializer: Callable[..., None], *given: Any, context: BaseContext = SPAWN
 ) -> ProcessPoolExecutor:
     """Return an executor of one process, which begins with a call of `initializer`."""
+    open_standard_streams()  # Its pipes must not get their numbers, which mean something else in the process.
     # The first pool starts Python's resource tracker, which lives through a SIGHUP that it finds blocked.
     # By itself, not with the process: having started the tracker, Python unblocks the other signals.
     with _signals_held():
@@ -117,7 +121,6 @@ def call_apart(function: Callable[[A], R], argument: A, limits: ProcessLimits) -
     the limits the process is ended, and EndedApart is raised. FwconvertError
     means that none can be started.
     """
-    open_standard_streams()
     try:
         executor = executor_of_one(prepare, os.devnull)
         future, started = start(executor, function, argument)
@@ -199,12 +202,28 @@ def _print_into(log: str) -> None:
     faulthandler.enable(2)
 
 
-def _end_with_parent() -> None:
-    """End this process as soon as its parent is gone; a plain spawned worker would live on."""
+def _parent_sentinel() -> int | None:
+    """Return what becomes ready when the parent is gone, under a number that no standard stream has.
+
+    A spawned process keeps it under the lowest number that is free when it
+    starts. That is the number of a stream if in the parent a file has that
+    number, which is closed in the new process: a daemon's own file, say. The
+    log would take its place, and the parent seem to be gone.
+    """
     parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    if parent is None:
+        return None
+    if sys.platform == "win32":  # There it is a handle, and has no such number.
+        return parent.sentinel
+    import fcntl  # noqa: PLC0415  # absent on Windows
+
+    return fcntl.fcntl(parent.sentinel, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def _end_with_parent(sentinel: int) -> None:
+    """End this process as soon as its parent is gone; a plain spawned worker would live on."""
+    connection.wait([sentinel])
+    os._exit(1)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
     @property
     def suffix(self) -> str:
         """How the name of a token shard ends."""
-        return self.kind.suffix + (formats.ZIPPED if self.compress else "")
+        return self.shard_format.suffix + (formats.ZIPPED if self.compress else "")
 
     @property
     def block_tokens(self) -> int:
@@ -176,7 +176,7 @@ class Rules(Part, frozen=True, omit_defaults=True):
         return self.shard_tokens or sys.maxsize
 
     @property
-    def kind(self) -> Format:
+    def shard_format(self) -> Format:
         """The format of the token shards."""
         return formats.find(self.format)
 
@@ -252,18 +252,18 @@ def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:
 
 
 def is_dataset(name: str) -> bool:
-    """Tell whether a dataset can have this name: a word, or owner/name as the hub allows them."""
+    """Return whether a dataset can have this name: a word, or owner/name as the hub allows them."""
     part = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     return re.fullmatch(f"{part}(?:/{part})?", name) is not None and not re.search(r"--|\.\.", name)
 
 
 def is_commit(text: str) -> bool:
-    """Tell whether this is what git calls a commit: 40 hexadecimal digits, or 64 in newer repositories."""
+    """Return whether this is what git calls a commit: 40 hexadecimal digits, or 64 in newer repositories."""
     return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) is not None
 
 
 def is_revision(text: str) -> bool:
-    """Tell whether a branch, a tag or a commit can have this name; files that are on no hub have none."""
+    """Return whether a branch, a tag or a commit can have this name; files that are on no hub have none."""
     return len(text) <= 255 and text.isprintable() and not re.search(r"[\s\\]", text)
 
 
@@ -272,7 +272,7 @@ def _is_folder(path: str) -> bool:
 
 
 def is_safe(path: str) -> bool:
-    """Tell whether `path` is a plain relative path that cannot lead outside its folder."""
+    """Return whether `path` is a plain relative path that cannot lead outside its folder."""
     if not path or len(path) > 1000 or "\\" in path or not path.isprintable():
         return False
     parts = path.split("/")
@@ -284,7 +284,7 @@ def is_safe(path: str) -> bool:
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
     records.check(rules)
-    kind = rules.kind
+    kind = rules.shard_format
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:
         kind.check_stream(rules.layout, rules.shard_tokens, rules.name, rules.last)
@@ -324,10 +324,10 @@ def _check_tokenizer(rules: Rules) -> None:
 def _check_compression(rules: Rules) -> None:
     if rules.compress is None:
         return
-    if not rules.kind.zips:
+    if not rules.shard_format.zips:
         raise UsageError(
             message(
-                f"{rules.kind.trainer} cannot read compressed token shards, nor can fwconvert",
+                f"{rules.shard_format.trainer} cannot read compressed token shards, nor can fwconvert",
                 "leave --compress out, or choose --format llmc, npy or raw",
                 format=rules.format,
             )

@@ -58,7 +58,7 @@ R = TypeVar("R", bound=Record)
 
 
 def use_own_defaults(part: Part) -> None:
-    """Put the declared default in the place of every value that equals it.
+    """Put the declared default in place of every value that equals it.
 
     For `__post_init__` of a part that leaves its defaults out. msgspec takes a
     value for the default only if it is the very same object, and a word from a
@@ -169,7 +169,7 @@ def content(read_whole: Callable[[int], bytes], kind: type[R], where: str) -> by
 
 
 def can_be_read(raw: bytes) -> bool:
-    """Tell whether a record can be read though nothing that it describes is there yet."""
+    """Return whether a record can be read though nothing that it describes is there yet."""
     return len(raw) <= MOST_BYTES and _memory(raw) <= _MOST_MEMORY
 
 

@@ -46,20 +46,18 @@ PLAIN = {"os", "shutil", "tempfile", "io"}
 ALLOWED: dict[str, dict[str, int]] = {
     "files": {"os.open": 1},  # the door itself
     # Drafts, new and under names that nobody has (O_EXCL), which get their names here and nowhere else;
-    # folders, to be made and to be synced.
-    "store/atomic": {"os.open": 2, "folder.mkdir": 1, "self.temporary.replace": 1, "path.unlink": 1},
+    # folders, to be made, to be synced and to be removed.
+    "store/atomic": {"os.open": 2, "folder.mkdir": 1, "folder.rmdir": 1, "path.replace": 1, "path.unlink": 1},
     "store/local": {"os.utime": 1},
     # A part is resumed by byte, so it is no draft: it has a name of its own until it is proven.
     "hub/download": {"self._path.replace": 1},
-    # A fetched source that no run needs is taken up by another one; empty folders of fetched sources.
-    "run/prefetch": {"left.replace": 1, "folder.rmdir": 1, "self._private.rmdir": 1},
     "run/engines/local": {"slot.log.unlink": 1},  # logs of workers in which nothing is
     # The null device, and what Linux tells of a process.
     "processes": {"os.open": 1, "open": 2},
     "machine": {"open": 1},
     "cli/console": {"open": 1},  # the null device in place of a reader who has gone
     # What is in the package.
-    "tokens/vocabulary": {"file.open": 1},
+    "tokens/tiktoken_kind": {"file.open": 1},
     "tokens/gigatoken": {"place.read_bytes": 1},
     # Files that are open already, a footer in memory, and what `files` has opened and holds.
     "shards/shard": {"np.memmap": 1, "np.fromfile": 1},
@@ -69,9 +67,9 @@ ALLOWED: dict[str, dict[str, int]] = {
 }
 
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
-# in tiktoken's cache, a table that gigatoken reads from a file, parts, and fetched sources that are removed.
+# in tiktoken's cache, a table that gigatoken reads from a file, parts, and fetched sources.
 ATOMIC = {
-    "sources/pin", "sources/demo", "tokens/vocabulary", "tokens/gigatoken", "hub/download", "run/prefetch",
+    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download", "run/prefetch",
 }  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_whatever_asks_how_far_a_run_is_loads_nothing_heavy() -> None:
     light = [
         *(name for name in MODULES if "." not in name and name not in {*MAY_IMPORT, "__init__", "__main__"}),
         *(name for name in MODULES if name.startswith("store.")),
-        "job.orders", "job.reporter", "run.engines", "run.engines.executor", "run.engines.local",
+        "job.orders", "run.engines", "run.engines.executor", "run.engines.local",
         "run.events", "run.limiter", "run.request",
         "inspection.status", "sources.catalog", "cli.commands",
         "cli.parser",

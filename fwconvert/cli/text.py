@@ -72,7 +72,7 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.headline.documents:
         return ["there are no documents: check the skipped rows, and the filter if there is one"]
     head, rules = result.headline, recipe.rules
-    traps = rules.kind.warnings(rules.token_bytes, head.train_shards)
+    traps = rules.shard_format.warnings(rules.token_bytes, head.train_shards)
     return [*_about_splits(result, rules), *traps]
 
 
@@ -134,7 +134,7 @@ def _how_to_read(rules: Rules, out: Path, shard: str) -> list[str]:
     if rules.compress:
         loading = f'  for windows in Loader("{out}", seq_len=1024, batch=8, order="sequential"): ...'
         return ["Read it:", "  from fwconvert.loader import Loader", loading]
-    kind = rules.kind
+    kind = rules.shard_format
     start, where = f"{kind.index_start},<u4", f'"{out}/{shard}", np.{rules.token_type}, "r"'
     return [
         "Read a token shard:",
@@ -168,7 +168,7 @@ def plan_text(shown: "Estimate", recipe: Recipe) -> str:
     }
     if recipe.rules.is_filtered:
         rows["filter"] = "how much it keeps is unknown before the run, so these are upper bounds"
-    warnings = recipe.rules.kind.warnings(recipe.rules.token_bytes)
+    warnings = recipe.rules.shard_format.warnings(recipe.rules.token_bytes)
     return message("this is what the run needs", *warnings, **rows)
 
 

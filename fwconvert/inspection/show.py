@@ -86,7 +86,7 @@ def find_shard(manifest: RunManifest, name: str) -> ShardLine:
 def _documents(
     store: Store, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
 ) -> Iterator[Document]:
-    kind = manifest.rules.kind
+    kind = manifest.rules.shard_format
     tokens = shard.read_tokens(
         store.local(layout.shard(line.name)), manifest.rules.token_type, kind, line.tokens
     )

@@ -10,8 +10,14 @@ from fwconvert.records import Part
 from fwconvert.store import base, layout
 from fwconvert.store.base import R, Store
 from fwconvert.store.local import open_store
-from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine
-from fwconvert.store.recorded import join_receipts, shard_problem
+from fwconvert.store.receipts import (
+    JoinReceipt,
+    Quarantined,
+    Receipt,
+    ShardLine,
+    join_receipts,
+    shard_problem,
+)
 from fwconvert.store.run_manifest import RunManifest, files_described
 from fwconvert.store.saved_recipe import read_plan
 

@@ -21,7 +21,7 @@ from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
 from fwconvert.shards.expected import Account, ExpectedShard
-from fwconvert.store import base, layout, receipts, run_manifest, unlisted
+from fwconvert.store import base, layout, receipts, run_manifest
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store
 from fwconvert.store.receipts import JoinReceipt, Receipt
@@ -188,7 +188,7 @@ def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
     if who:
         yield Problem(layout.PRIVATE, f"a session is at work here, so nothing is final: {who}")
         return
-    found = unlisted.find(store, manifest.recipe(), {line.name for line in manifest.shards})
+    found = run_manifest.find_unlisted(store, manifest.recipe(), {line.name for line in manifest.shards})
     for name in found.own:
         yield Problem(name, "is not in the run manifest")
     for name in found.foreign:

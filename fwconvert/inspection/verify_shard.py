@@ -57,7 +57,7 @@ class Scan:
         self.unknown, self.missing, self.unexpected = Tally(), Tally(), Tally()
         self._file = file
         self._spec = spec
-        self._header_bytes = rules.kind.header_bytes
+        self._header_bytes = rules.shard_format.header_bytes
         self._starts = starts
         # A document starts with an EOT, or right after one.
         self._shift = 0 if rules.eot == "before" else 1
@@ -186,10 +186,12 @@ class _Auditor:
         """Return the document index if its starts are in ascending order."""
         path = self.store.local(self.index_file)
         with self._reporting(self.index_file):
-            if self._is_there(self.index_file, self.line.documents * self.rules.kind.index_entry_bytes):
+            if self._is_there(
+                self.index_file, self.line.documents * self.rules.shard_format.index_entry_bytes
+            ):
                 # Hashed before it is mapped, so that a disk error is raised by a read.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
-                entries = shard.read_index(path, self.rules.kind)
+                entries = shard.read_index(path, self.rules.shard_format)
                 if (at := shard.first_fall(entries["start"])) < 0:
                     return entries
                 self._report(self.index_file, f"entry {at:,} does not start after the entry before it")
@@ -208,7 +210,7 @@ class _Auditor:
         path = self.store.local(self.shard_file)
         with self._reporting(self.shard_file):
             if self._is_there(self.shard_file, self.line.bytes):
-                count = shard.token_count(path, self.rules.token_type, self.rules.kind)
+                count = shard.token_count(path, self.rules.token_type, self.rules.shard_format)
                 if count != self.line.tokens:
                     self._report(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
                 return count
@@ -220,7 +222,7 @@ class _Auditor:
         path = self.store.local(self.shard_file)
         with self._reporting(self.shard_file), shard.opened(path) as file:
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
-            if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.kind):
+            if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.shard_format):
                 self._report(self.shard_file, "has bytes other than zero at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
                 eots, ends_with_eot = scan.read(first, end)
@@ -235,7 +237,7 @@ class _Auditor:
         """Compare the sidecar files with their lines, and with what follows from the shard."""
         lines = {line.name: line for line in self.line.sidecars}
         wanted = layout.sidecars(self.rules, self.line.name)
-        for suffix, name in zip(self.rules.kind.sidecars, wanted, strict=True):
+        for suffix, name in zip(self.rules.shard_format.sidecars, wanted, strict=True):
             if name in lines:
                 with self._reporting(name):
                     self._compare_sidecar(lines[name], suffix, spans)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import SourceError, message
-from fwconvert.job.orders import ConvertOrder
-from fwconvert.job.reporter import Reporter
+from fwconvert.job.orders import ConvertOrder, Reporter
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Batch

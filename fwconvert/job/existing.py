@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
-from fwconvert.job.orders import ConvertOrder, Exported
-from fwconvert.job.reporter import Reporter
+from fwconvert.job.orders import ConvertOrder, Exported, Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
 from fwconvert.sources.parquet import Proof

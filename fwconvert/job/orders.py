@@ -4,12 +4,15 @@ A tokenizer, a lock or an open file in here would be the "cannot pickle CoreBPE"
 failure that this tool was made to end. Nor is there a path that only the
 scheduler's machine understands: a run is the URI of its store, and a source says
 where it can be read.
+
+While an order is carried out, a Reporter passes progress one way and a stop
+request the other. Light on purpose: the scheduler's process imports it too.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules, SourceShard
@@ -151,7 +154,39 @@ class Unfetched:
     failure: Failure
 
 
-# An order whose file is there, one whose file cannot be had, or None: nothing yet, ask again.
+# An order whose file is there, one whose file cannot be fetched, or None: nothing yet, ask again.
 Ready = Iterator[ConvertOrder | Unfetched | None]
 
 Outcome = Receipt | JoinReceipt | Failure
+
+
+class Reporter(Protocol):
+    """Passes progress from a worker to whoever scheduled its order, and a stop request back."""
+
+    def show(self, done: int, total: int) -> None:
+        """Report how much of the order is done."""
+
+    def show_text(self, tokens: int, text_bytes: int) -> None:
+        """Report how many tokens the order has made so far, and from how much text."""
+
+    def beat(self) -> None:
+        """Report that the worker is alive. For places where the order cannot stop."""
+
+    def check(self) -> None:
+        """Report that the worker is alive; raise Stopped if it is asked to stop."""
+
+
+class NoReporter:
+    """Reports to nobody, and is never asked to stop."""
+
+    def show(self, done: int, total: int) -> None:
+        """Drop it."""
+
+    def show_text(self, tokens: int, text_bytes: int) -> None:
+        """Drop it."""
+
+    def beat(self) -> None:
+        """Drop it."""
+
+    def check(self) -> None:
+        """Go on."""

@@ -182,7 +182,7 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
         complete=complete or not selection.follow,
         fingerprint=records.digest(listed)[:16],
         lines=lines,
-        shard_format=manifest.rules.kind,
+        shard_format=manifest.rules.shard_format,
         recipe_id=manifest.recipe_id if complete or selection.follow else "",
     )
 
@@ -233,7 +233,7 @@ def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> l
         path = next((path for path in paths if path.exists()), paths[-1])
         # A line tells the size of the file that the run made, not of what was packed or unpacked since.
         size = line.bytes if path.name == line.name else None
-        found.append(look(path, Claims(rules.kind, rules.token_type, line.tokens, size)))
+        found.append(look(path, Claims(rules.shard_format, rules.token_type, line.tokens, size)))
     return found
 
 

@@ -1,7 +1,7 @@
 """Convert a recipe into a folder of token shards: the whole job, and its continuation after a crash.
 
 `convert` finds out what the sources are; `Conversion.run` is the story from
-there: refuse a folder of somebody else, see whether all is done, check what
+there: refuse a folder of another recipe, see whether all is done, check what
 could fail later, take the lock, find what earlier sessions have done, convert
 the rest, join the tails, tidy up. Nothing is printed here: an Observer is shown
 what happens, and the outcome is returned as a Result.
@@ -19,7 +19,7 @@ from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.job.orders import ConvertOrder, JoinOrder, Ready, RunContext, SourceFile
 from fwconvert.options import Options
-from fwconvert.processes import ProcessLimits
+from fwconvert.processes import ProcessLimits, open_standard_streams
 from fwconvert.recipes import Recipe, check_rules
 from fwconvert.run import preflight, request, scheduler
 from fwconvert.run.engines import Engine
@@ -32,7 +32,7 @@ from fwconvert.run.prefetch import open_input
 from fwconvert.run.resume import Found, find_done
 from fwconvert.run.state import RunState
 from fwconvert.run.tracker import Tracker
-from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions, unlisted
+from fwconvert.store import base, layout, run_manifest, saved_recipe, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Quarantined
@@ -131,7 +131,7 @@ def _with_sources(recipe: Recipe, store: Store, given: Environment) -> Recipe:
     if files is None:
         notice(f"asking the hub what is in {source.dataset}, {source.folder or 'all of it'}")
         seconds = given.options.patience
-        # However slowly it comes, a list must end.
+        # A list must end, however slowly it arrives.
         retry = Retry(seconds, given.stop.event, notice, deadline=10 * seconds)
         dataset = Dataset(source.dataset, source.revision)
 
@@ -156,6 +156,7 @@ class Conversion:
     def run(self) -> Result:
         """Make the token shards of a recipe that lists its sources; see `convert`."""
         started, given = time.monotonic(), self.given
+        open_standard_streams()  # A daemon may call us: what is printed must not go into files of the run.
         check_rules(self.recipe.rules)  # A program may have made it by hand.
         self.store.refuse_links()
         recipe = self.recipe = saved_recipe.adopt(self.store, self.recipe)
@@ -304,7 +305,7 @@ class Conversion:
         if is_complete:
             # What a trainer's glob finds is what the manifest lists. No tail is needed any more, nor the
             # reason why a source beyond the limit failed.
-            unlisted.remove(store, self._unlisted(tracker))
+            run_manifest.remove_unlisted(store, self._unlisted(tracker))
             store.clear(layout.TAILS)
             store.clear(layout.QUARANTINE)
         sessions.write(store, sessions.ended(session, outcome))
@@ -329,9 +330,9 @@ class Conversion:
             foreign=foreign,
         )
 
-    def _unlisted(self, tracker: Tracker) -> unlisted.Unlisted:
+    def _unlisted(self, tracker: Tracker) -> run_manifest.Unlisted:
         shards = {line.name for line in tracker.manifest().shards}
-        return unlisted.find(self.store, self.recipe, shards)
+        return run_manifest.find_unlisted(self.store, self.recipe, shards)
 
     def _refuse_changed_sources(self, found: Found) -> None:
         """Raise UsageError if a source without a pinned sha256 is no longer the one that was converted."""

@@ -138,7 +138,7 @@ def _shards(rules: Rules, tokens: int) -> int:
 
 
 def _output_bytes(rules: Rules, tokens: int, shards: int, documents: int) -> int:
-    kind = rules.kind
+    kind = rules.shard_format
     for_shard, for_document = kind.sidecar_bytes
     # At the head of a token shard there may be the rest of a document.
     beside = shards * for_shard + (documents + shards) * for_document

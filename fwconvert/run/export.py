@@ -114,7 +114,7 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
 
 def _of_format(recipe: Recipe, kind: Format) -> dict[str, Any]:
     """Return what another format has other than the old one, unless told."""
-    old = recipe.rules.kind
+    old = recipe.rules.shard_format
     if kind is old:
         return {}
     rules: dict[str, Any] = {"eot": kind.eot} | ({} if kind.zips else {"compress": "none"})

@@ -196,7 +196,7 @@ def footer_sizes(
     found = footers.sizes([*sample.values()])
     sizes: dict[str, Size] = {}
     for source, place in sample.items():
-        # A bad source is its job's affair; its size is estimated from the others.
+        # A bad source fails in its job; its size is estimated from the others.
         size, most = found.get(place), source.bytes * _MOST_UNPACKED
         if size is not None and 0 <= size.text_bytes <= most and 0 <= size.rows <= most:
             sizes[source.path] = size

@@ -116,7 +116,7 @@ class Limiter:
         return Allowance() if left.holds(self._expected[index] * most) else "wait"
 
     def is_wanted_soon(self, index: int) -> bool:
-        """Tell whether a source should be fetched already: those before it may not be enough."""
+        """Return whether a source should be fetched already: those before it may not be enough."""
         settled, left = self._state
         least = self._scale.of_all * Amount(1 / _MARGIN, 1 / _MARGIN)
         for before in range(settled, index):

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -121,8 +120,7 @@ class Prefetch(Input):
             # One that waits for the network notices in time; until then it writes nothing.
             thread.join(max(0.0, deadline - time.monotonic()))
         for folder in (self._parts, self._private):
-            with suppress(OSError):
-                folder.rmdir()
+            atomic.remove_if_empty(folder)
 
     def location(self, source: SourceShard) -> Path:
         """Return where the file is, or will be."""
@@ -210,8 +208,7 @@ class Prefetch(Input):
     def clear(self) -> None:
         """Remove what was fetched and is not needed any more, unless it is to be kept."""
         self._remove_others([])
-        with suppress(OSError):
-            self._private.rmdir()
+        atomic.remove_if_empty(self._private)
 
     def traffic(self) -> Traffic:
         """Return how fetching goes."""
@@ -240,8 +237,7 @@ class Prefetch(Input):
             # An earlier version of fwconvert gave a fetched file the name of its content.
             left = (self._private / part).with_suffix(catalog.PARQUET)
             if left.is_file() and not place.exists():
-                with atomic.writing(place):
-                    left.replace(place)
+                atomic.move(left, place)
         for entry in self._private.iterdir():
             if entry.name not in needed:
                 atomic.remove(entry)

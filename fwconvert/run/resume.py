@@ -25,11 +25,14 @@ from fwconvert.run.state import Done, RunState
 from fwconvert.shards.cutting import joined_shards, last_full
 from fwconvert.store import base, layout, receipts
 from fwconvert.store.base import Store
-from fwconvert.store.receipts import Absorbed, JoinReceipt, Receipt, ShardLine
-from fwconvert.store.recorded import (
+from fwconvert.store.receipts import (
     MOST_OTHERS,
+    Absorbed,
     Hashing,
+    JoinReceipt,
+    Receipt,
     Recorded,
+    ShardLine,
     join_receipts,
     look_at,
     shard_files,
@@ -268,12 +271,12 @@ class _Search:
 
 
 def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
-    """Tell whether the job of a source can have given these token shards, and this tail."""
+    """Return whether the job of a source can have given these token shards, and this tail."""
     rules, tail = recipe.rules, job.tail
     entry = _LONG_ENTRY if rules.layout == "contiguous" else _SHORT_ENTRY
     is_whole = (
         min(tail.tokens, tail.documents, job.source_bytes) >= 0
-        and tail.bytes == rules.kind.header_bytes + tail.tokens * rules.token_bytes
+        and tail.bytes == rules.shard_format.header_bytes + tail.tokens * rules.token_bytes
         and tail.index_bytes == tail.documents * entry
         and sum(line.tokens for line in job.shards) + tail.tokens == job.counts.tokens
     )
@@ -281,7 +284,7 @@ def _job_can_be(recipe: Recipe, index: int, job: Receipt) -> bool:
 
 
 def _join_can_be(recipe: Recipe, join: JoinReceipt) -> bool:
-    """Tell whether a joined shard can have been made of tails of this run."""
+    """Return whether a joined shard can have been made of tails of this run."""
     sources, taken, line = len(recipe.source.files), join.taken, join.shard
     begin = taken.tokens if taken else 0
     ends = [begin, *(segment.first + segment.tokens for segment in join.segments)]
@@ -298,7 +301,7 @@ def _join_can_be(recipe: Recipe, join: JoinReceipt) -> bool:
 
 
 def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
-    """Tell whether a job's shards are its blocks, each full, and its tail fills none."""
+    """Return whether a job's shards are its blocks, each full, and its tail fills none."""
     if rules.layout == "contiguous":
         return not job.shards
     block, has_val = rules.block_tokens, index == 0 and rules.val_tokens > 0
@@ -314,7 +317,7 @@ def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
 
 
 def _file_can_be(rules: Rules, line: ShardLine) -> bool:
-    size = rules.kind.header_bytes + line.tokens * rules.token_bytes
+    size = rules.shard_format.header_bytes + line.tokens * rules.token_bytes
     return line.documents >= 0 and (rules.compress is not None or line.bytes == size)
 
 

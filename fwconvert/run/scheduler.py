@@ -49,7 +49,7 @@ class Watcher(Protocol):
         """Show how far the orders in flight are; raise Stopped if there is a stop request."""
 
     def stop_now(self) -> bool:
-        """Tell whether there is a second stop request: do not wait for the workers."""
+        """Return whether there is a second stop request: do not wait for the workers."""
 
 
 @dataclass

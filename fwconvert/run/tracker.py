@@ -95,7 +95,7 @@ class Tracker:
             raise Stopped("stopped by the user")
 
     def stop_now(self) -> bool:
-        """Tell whether the user asked a second time to stop."""
+        """Return whether the user asked a second time to stop."""
         return self._stop.asked > 1
 
     def snapshot(self, running: Sequence[Progress], traffic: Traffic | None = None) -> Snapshot:

@@ -84,13 +84,13 @@ class ShardWriter:
         # Called often while there is much to write; may raise to stop.
         self._tick = tick
         self._type = numpy_type(rules.token_type)
-        self._index_type = index_type(rules.kind) if tokens else tail_index_type(rules)
+        self._index_type = index_type(rules.shard_format) if tokens else tail_index_type(rules)
         self.tokens = 0
         self.documents = 0
         with ExitStack() as unfinished:
             self.body = unfinished.enter_context(store.draft(label))
             self.index = unfinished.enter_context(store.draft(label))
-            self.body.write(header(rules.token_type, tokens, rules.kind))
+            self.body.write(header(rules.token_type, tokens, rules.shard_format))
             unfinished.pop_all()
         self._sidecars: list[Draft] = []
         # What is published: the body itself, or the body compressed.
@@ -135,11 +135,11 @@ class ShardWriter:
             zstd.zip_file(self.body.path, self.file.write, self._threads, self._tick)
             self.file.finish()
             self.body.discard()
-        if not self._rules.kind.sidecars:
+        if not self._rules.shard_format.sidecars:
             return
         entries = map_array(self.index.path, self._index_type, 0)
         spans = Spans(entries["start"], firsts, self.tokens)
-        for suffix in self._rules.kind.sidecars:
+        for suffix in self._rules.shard_format.sidecars:
             draft = self._store.draft(self._label)
             self._sidecars.append(draft)
             for part in sidecar_parts(suffix, self._rules, spans):

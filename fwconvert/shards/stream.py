@@ -133,7 +133,9 @@ class StreamReader:
 
     def _shard(self, line: ShardLine) -> NDArray[Any]:
         path = self._proven(layout.shard(line.name), line.sha256)
-        tokens = shard.read_tokens(path, self._rules.token_type, self._rules.kind, line.tokens, self._tick)
+        tokens = shard.read_tokens(
+            path, self._rules.token_type, self._rules.shard_format, line.tokens, self._tick
+        )
         if len(tokens) != line.tokens:
             raise shard.misfit(line.name)
         return tokens
@@ -142,7 +144,7 @@ class StreamReader:
         """Return the index entries of the documents that start in a passage."""
         line, end = passage.shard, passage.first + passage.tokens
         path = self._proven(layout.index(line.name), line.index_sha256)
-        index = shard.read_index(path, self._rules.kind, line.documents)
+        index = shard.read_index(path, self._rules.shard_format, line.documents)
         # Not numpy's search, which would copy all starts.
         starts = index["start"]
         found = np.array(index[bisect_left(starts, passage.first) : bisect_right(starts, end - 1)])

@@ -1,4 +1,4 @@
-"""The hand that writes output files on this machine's disk.
+"""Write output files to this machine's disk so that a crash leaves no half-written one.
 
 Every file is written under a temporary name, flushed to the disk, and only
 then given its final name, so that a crash at any instant leaves either the old
@@ -32,17 +32,17 @@ from fwconvert import files
 from fwconvert.errors import OutputError, message
 
 BLOCK_BYTES = 4 * 2**20
-# What O_DIRECT wants addresses, places and lengths to be multiples of: a page suits all devices we know of.
+# O_DIRECT needs addresses, offsets and lengths that are multiples of this; a page suits all known devices.
 _ALIGNMENT = 4096
 _MOST_IN_FLIGHT = 2
 _DIRECT = getattr(os, "O_DIRECT", 0)
 # What may lie in the page cache before it is brought to the disk. Otherwise the last fsync of a large file
-# might take as long as writing it, and nobody could tell it from a disk that hangs.
+# might take as long as writing it, and would look like a disk that hangs.
 _MOST_CACHED_BYTES = 2**30
-# What a system says that cannot do a thing, as opposed to a disk on which it went wrong.
+# Errors that mean "not supported here", as opposed to a disk that fails.
 UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 
-# Blocks that nobody uses now. Fresh memory is dear: the system has to find and clear it.
+# Blocks that are free to be used again. Fresh memory is expensive: the kernel has to find and clear it.
 _spare: list[mmap.mmap] = []
 
 
@@ -76,7 +76,7 @@ class File:
                 self._hand_over()
 
     def finish(self) -> None:
-        """Bring everything to the disk and close the file. Again is no harm."""
+        """Bring everything to the disk and close the file. Calling it again is harmless."""
         if not self._open:
             return
         self._wait(0)
@@ -89,11 +89,13 @@ class File:
         self.close()
 
     def close(self) -> None:
-        """Close the file as it is. Again is no harm."""
+        """Close the file as it is. Calling it again is harmless."""
         if not self._open:
             return
         self._open = False
-        while self._in_flight:  # Nobody may write to a descriptor that is somebody else's by then.
+        while (
+            self._in_flight
+        ):  # After os.close the descriptor may belong to another file, so no write may still be pending.
             with suppress(OSError):
                 self._wait(len(self._in_flight) - 1)
         _spare.append(self._block)
@@ -129,7 +131,7 @@ class File:
             try:
                 done += os.write(self._descriptor, content[done:])
             except OSError as error:
-                # This device wants another alignment, or a short write has spoilt ours.
+                # This device needs another alignment, or a short write has broken ours.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._set_direct(wanted=False)
@@ -140,7 +142,7 @@ class File:
         import fcntl  # noqa: PLC0415  # absent where O_DIRECT is
 
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~_DIRECT
-        with suppress(OSError):  # Not every file system can.
+        with suppress(OSError):  # Not every file system supports it.
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | (_DIRECT if wanted else 0))
             self._direct = wanted
 
@@ -156,7 +158,9 @@ def sync(descriptor: int) -> None:
             try:
                 fcntl.fcntl(descriptor, full)
                 return
-            except OSError as error:  # Network drives have only the other, as SQLite and Go know too.
+            except (
+                OSError
+            ) as error:  # Network drives support only fsync; SQLite and Go fall back to it as well.
                 if error.errno not in UNSUPPORTED:
                     raise
     os.fsync(descriptor)
@@ -166,7 +170,7 @@ def _take() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        # Pages of its own, as O_DIRECT wants; by default they would be shared with forked processes.
+        # Private pages, as O_DIRECT needs them; by default they would be shared with forked processes.
         if sys.platform == "win32":
             return mmap.mmap(-1, BLOCK_BYTES)
         return mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -182,25 +186,25 @@ def _writer(_process: int) -> ThreadPoolExecutor:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _FLAGS |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
-# Never for others to write to, whatever the umask; a team that shares a folder says so with its umask.
+# Never writable by others, whatever the umask; a team that shares a folder sets its umask for the group.
 _FOLDER_MODE = 0o775
 
 
 class Output:
     """A file under construction, hashed while it is written.
 
-    It lies under a unique temporary name in `folder` until `publish`. Leaving
-    the `with` block, by whichever way, removes it unless it was published.
+    It lies under a unique temporary name in `folder` until it is published. Leaving
+    the `with` block, for whatever reason, removes it unless it was published.
 
     What is written is collected in blocks. A full one is hashed and written by
     another thread, past the page cache where the file system allows that.
     """
 
     def __init__(self, folder: Path, label: str) -> None:
-        self.temporary = folder / f"{label}-{uuid.uuid4().hex}"
+        self.path = folder / f"{label}-{uuid.uuid4().hex}"
         self.bytes = 0
-        with writing(self.temporary):
-            self._file = File(self.temporary, _FLAGS)
+        with writing(self.path):
+            self._file = File(self.path, _FLAGS)
         self._exists = True
         self._spoilt = False
 
@@ -224,49 +228,48 @@ class Output:
     def finish(self) -> None:
         """Bring the content to the disk. After this the file only awaits its name."""
         if self._spoilt:
-            raise OutputError(message("a file whose writing failed cannot be finished", file=self.temporary))
+            raise OutputError(message("a file whose writing failed cannot be finished", file=self.path))
         with self._spoiling():
             self._file.finish()
 
-    def publish(self, path: Path) -> None:
+    def publish_at(self, path: Path) -> None:
         """Give the finished file its final name. Durable after `sync_folder(path.parent)`."""
         self.finish()
-        with writing(path):
-            self.temporary.replace(path)
+        move(self.path, path)
         self._exists = False
 
     def discard(self) -> None:
         """Remove the file unless it was published."""
-        with suppress(OSError):  # It is thrown away anyway.
+        with suppress(OSError):  # It is discarded anyway.
             self._file.close()
         if self._exists:
             self._exists = False
-            remove(self.temporary)
+            remove(self.path)
 
     @contextmanager
     def _spoiling(self) -> Iterator[None]:
         """Remember a failure in the block: nothing may be tried again on this file."""
         self._spoilt = True
-        with writing(self.temporary, self.bytes):
+        with writing(self.path, self.bytes):
             yield
         self._spoilt = False
 
 
 def replace(path: Path, content: bytes, temporary: Path | None = None) -> None:
-    """Make `content` the content of the file `path`, durably and all at once.
+    """Replace the content of the file `path`, durably and all at once.
 
-    It is written in the folder `temporary`, which somebody sweeps after a
+    It is written in the folder `temporary`, which is swept after a
     crash, or beside the file under a hidden name.
     """
     place, label = (path.parent, f".{path.name}") if temporary is None else (temporary, path.stem)
     with Output(place, label) as output:
         output.write(content)
-        output.publish(path)
+        output.publish_at(path)
     sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, durably; none of them is for others to write to."""
+    """Make a folder and its missing parents, durably; none of them is writable by others."""
     for made in have_folder(path):
         sync_folder(made.parent)
 
@@ -281,7 +284,7 @@ def have_folder(path: Path) -> list[Path]:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise OutputError if a folder of ours is a link: what is made and removed there is somebody else's."""
+    """Raise OutputError if a folder of the run is a link: files would be made and removed somewhere else."""
     if path.is_symlink():
         raise OutputError(
             message("a folder of ours is a link", "remove the link, then run again", folder=path)
@@ -298,8 +301,8 @@ def sync_folder(path: Path) -> None:
     """Bring the names in a folder to the disk, where the system can (Windows has no such call).
 
     Some file systems cannot (vboxsf, older CIFS, some of FUSE): their names are
-    as safe after a power cut as these systems make them. PostgreSQL holds it so
-    too, and ignores EINVAL and EBADF. A disk that fails says something else.
+    as safe after a power cut as these systems make them. PostgreSQL does the
+    same: it ignores EINVAL and EBADF. A failing disk gives other errors.
     """
     if os.name == "nt":
         return
@@ -312,6 +315,18 @@ def sync_folder(path: Path) -> None:
                 raise
         finally:
             os.close(descriptor)
+
+
+def move(path: Path, new: Path) -> None:
+    """Give a file another name, all at once, and instead of whatever has it. Durable after `sync_folder`."""
+    with writing(new):
+        path.replace(new)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder unless there is something in it, or it is in use, or it is not there."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def remove(path: Path) -> None:

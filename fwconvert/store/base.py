@@ -32,8 +32,8 @@ class Draft(Protocol):
     """A file under construction, hashed while it is written.
 
     It has no name that a reader of the run could find until `publish`. Leaving the `with` block,
-    by whichever way, removes it unless it was published. A crash leaves it behind as litter, which
-    `Store.sweep` and `Store.sweep_abandoned` remove.
+    for whatever reason, removes it unless it was published. A crash leaves it behind, and
+    `Store.sweep` or `Store.sweep_abandoned` removes it.
     """
 
     @property
@@ -68,7 +68,7 @@ class Draft(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove the draft unless it was published. Again does nothing."""
+        """Remove the draft unless it was published. Calling it again does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -81,7 +81,7 @@ class Store(Protocol):
 
     @property
     def uri(self) -> str:
-        """Where the run lies, in words that open the same run again."""
+        """Where the run lies; `open_store` opens the same run from it."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class Store(Protocol):
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Make `content` the content of a file, durably and all at once.
+        """Replace the content of a file, durably and all at once.
 
         After a crash the file has the old content or the new, and the new if this has returned.
         """
@@ -154,7 +154,7 @@ class Store(Protocol):
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """Hold the run as this session's alone, or raise UsageError that says who holds it.
+        """Hold the run for this session alone, or raise UsageError that says who holds it.
 
         The lock is free as soon as its holder is dead, however it died.
         """
@@ -172,7 +172,7 @@ class Store(Protocol):
         ...
 
     def is_deserted(self) -> bool:
-        """Tell whether it is certain that no session is at work: the last one is over, on this machine."""
+        """Return whether it is certain that no session is at work: the last one is over, on this machine."""
         ...
 
     def sweep(self, label: str = "") -> int:
@@ -192,7 +192,7 @@ R = TypeVar("R", bound=Record)
 
 
 def exists(store: Store, name: str) -> bool:
-    """Tell whether there is a regular file of that name. Raises OSError if nobody can tell."""
+    """Return whether there is a regular file of that name. Raises OSError if it cannot be determined."""
     try:
         return store.state(name) is not None
     except files.Refused:
@@ -200,7 +200,7 @@ def exists(store: Store, name: str) -> bool:
 
 
 def holds(store: Store, name: str, content: bytes) -> bool:
-    """Tell whether a file has this content; one that cannot be read has another."""
+    """Return whether a file has this content; one that cannot be read has another."""
     try:
         return store.size(name) == len(content) and store.read(name, len(content)) == content
     except OSError:
@@ -218,7 +218,7 @@ def read_record(store: Store, name: str, kind: type[R], described: Callable[[], 
 
 
 def count(store: Store, folder: str) -> int:
-    """Return how many files are in a folder; 0 if nobody can tell."""
+    """Return how many files are in a folder; 0 if it cannot be listed."""
     try:
         return sum(1 for _ in store.list(folder))
     except OSError:

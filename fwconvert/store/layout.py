@@ -67,7 +67,7 @@ def session(session_id: str) -> str:
 
 
 def session_lock(session_id: str) -> str:
-    """Return the name of the lock that a session holds while its drafts are not litter."""
+    """Return the name of the lock that a session holds while its drafts are in use."""
     return f"{SESSIONS}/{session_id}{LOCK_SUFFIX}"
 
 
@@ -102,7 +102,7 @@ def job_shard(rules: Rules, split: Split, source_index: int, block: int, *, plai
 def joined_shard(recipe: Recipe, split: Split, number: int, *, plain: bool = False) -> str:
     """Return the name of a token shard that the join makes."""
     rules = recipe.rules
-    if rules.kind.is_one_stream:
+    if rules.shard_format.is_one_stream:
         return f"{split}{rules.suffix}"
     if rules.layout == "contiguous":
         return f"{rules.name}_{split}_{number:06d}{rules.suffix}"
@@ -114,7 +114,7 @@ def _numbered(number: int, digits: int, *, plain: bool) -> str:
 
 
 def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
-    """Tell whether one of these names has a number that is too long for its digits, as they once were."""
+    """Return whether one of these names has a number that is too long for its digits, as they once were."""
     if rules.layout == "contiguous":
         return False
     too_long = rf"_([0-9]{{{_SOURCE_DIGITS + 1},}}_x?[0-9]+|x?[0-9]+_[0-9]{{{rules.block_digits + 1},}})"
@@ -124,22 +124,22 @@ def are_plain(rules: Rules, shards: Iterable[str]) -> bool:
 
 def sidecars(rules: Rules, shard: str) -> list[str]:
     """Return the names of the files beside a token shard, in the order of their suffixes."""
-    kind = rules.kind
+    kind = rules.shard_format
     return [shard.removesuffix(kind.suffix) + suffix for suffix in kind.sidecars]
 
 
 def is_shard(rules: Rules, file_name: str) -> bool:
-    """Tell whether a file in the output folder looks like one of the run's token shards."""
+    """Return whether a file in the output folder looks like one of the run's token shards."""
     stem = "(val|train)"
-    if not rules.kind.is_one_stream:
+    if not rules.shard_format.is_one_stream:
         stem = rf"{re.escape(rules.name)}_{stem}_x?[0-9]+(_x?[0-9]+)?"
     return re.fullmatch(stem + re.escape(rules.suffix), file_name) is not None
 
 
 def is_own(recipe: Recipe, shard: str) -> bool:
-    """Tell whether only this recipe, or a run of it by an earlier version, makes a file of this name here."""
+    """Return whether only this recipe makes a file of this name here, in this version or an earlier one."""
     rules = recipe.rules
-    if not is_shard(rules, shard) or rules.kind.is_one_stream:
+    if not is_shard(rules, shard) or rules.shard_format.is_one_stream:
         return is_shard(rules, shard)
     split, *numbers = shard.removesuffix(rules.suffix).removeprefix(f"{rules.name}_").split("_")
     if rules.layout == "contiguous":
@@ -154,8 +154,8 @@ def is_own(recipe: Recipe, shard: str) -> bool:
 
 
 def is_served(rules: Rules, file_name: str) -> bool:
-    """Tell whether the trainers of this format would take a file of this name for one of the run."""
-    kind = rules.kind
+    """Return whether the trainers of this format would take a file of this name for one of the run."""
+    kind = rules.shard_format
     if kind.is_one_stream:
         return is_shard(rules, file_name)
     if kind.reserved:  # Whatever has the split anywhere in its name.
@@ -166,7 +166,7 @@ def is_served(rules: Rules, file_name: str) -> bool:
 
 def owner(rules: Rules, file_name: str) -> str | None:
     """Return the token shard that a file in the output folder looks like, or would stand beside."""
-    for suffix in (rules.suffix, *rules.kind.sidecars):
+    for suffix in (rules.suffix, *rules.shard_format.sidecars):
         shard = file_name.removesuffix(suffix) + rules.suffix
         if file_name.endswith(suffix) and is_shard(rules, shard):
             return shard
@@ -179,7 +179,7 @@ def index_owner(rules: Rules, file_name: str) -> str | None:
     return shard if file_name.endswith(_INDEX_SUFFIX) and is_shard(rules, shard) else None
 
 
-@lru_cache(4096)  # asked for several times while a job is in hand
+@lru_cache(4096)  # asked for several times during a job
 def job_key(path: str) -> str:
     """Return a file name for a job: readable, safe on every system, different for different paths."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:]

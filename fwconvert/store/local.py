@@ -17,60 +17,27 @@ from typing import Self
 
 from fwconvert import files
 from fwconvert.store import atomic, layout, lock
-from fwconvert.store.base import Content, FileState, Store
+from fwconvert.store.base import FileState, Store
 
 _LONGEST_SILENCE_NS = 24 * 60 * 60 * 10**9
 
 
-class LocalDraft:
+class LocalDraft(atomic.Output):
     """A draft in the run's private folder (see base.Draft)."""
 
     def __init__(self, store: "LocalStore", label: str) -> None:
+        super().__init__(store.local(layout.TEMPORARY), label)
         self._store = store
-        self._output = atomic.Output(store.local(layout.TEMPORARY), label)
-
-    @property
-    def path(self) -> Path:
-        """Where the draft lies."""
-        return self._output.temporary
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes were written."""
-        return self._output.bytes
-
-    @property
-    def sha256(self) -> str:
-        """The sha256 of the finished file."""
-        return self._output.sha256
-
-    def write(self, content: Content) -> None:
-        """Append all of `content`. A failure shows in `finish` at the latest."""
-        self._output.write(content)
-
-    def finish(self) -> None:
-        """Bring the content to the disk."""
-        self._output.finish()
 
     def publish(self, name: str) -> None:
         """Finish, then rename the file to its final name. Durable after `settle`."""
-        self._output.finish()
+        self.finish()
         path = self._store.local(name)
         with atomic.writing(path):
             is_new = not path.parent.is_dir()
         if is_new:
             atomic.make_folder(path.parent)
-        self._output.publish(path)
-
-    def discard(self) -> None:
-        """Remove the draft unless it was published."""
-        self._output.discard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
+        self.publish_at(path)
 
 
 @dataclass(frozen=True)
@@ -138,7 +105,7 @@ class LocalStore:
         except FileNotFoundError:
             return
         except NotADirectoryError:
-            if not folder:  # Whoever named it is to be told.
+            if not folder:  # The user named it and has to be told.
                 raise
 
     def remove(self, *names: str) -> None:
@@ -177,7 +144,7 @@ class LocalStore:
             atomic.refuse_link(self.local(folder))
 
     def lock(self) -> lock.Lock:
-        """Hold the folder as this session's alone, or raise UsageError that says who holds it."""
+        """Hold the folder for this session alone, or raise UsageError that says who holds it."""
         for folder in (layout.PRIVATE, layout.SESSIONS):
             atomic.refuse_link(self.local(folder))
             atomic.make_folder(self.local(folder))
@@ -193,7 +160,7 @@ class LocalStore:
         return lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
 
     def is_deserted(self) -> bool:
-        """Tell whether it is certain that no session is at work in the folder."""
+        """Return whether it is certain that no session is at work in the folder."""
         return lock.is_deserted(self.local(layout.LOCK))
 
     def sweep(self, label: str = "") -> int:

@@ -1,9 +1,9 @@
 """Which sessions are at work on a run's folder.
 
 Correctness needs no lock: receipts are idempotent, and a draft that was removed
-under a session's hands cannot be published. Locks save work. The run's lock keeps
+while a session uses it cannot be published. Locks save work. The run's lock keeps
 out a second session that would do everything twice; each session holds one of its
-own as well, which tells others that its drafts are not litter. The kernel frees
+own as well, which tells others that its drafts are in use. The kernel frees
 both when their holder dies, however it dies.
 """
 
@@ -46,7 +46,7 @@ class Lock:
             self._held = held.pop_all()
 
     def release(self) -> None:
-        """Free both locks. Again does nothing."""
+        """Free both locks. Calling it again does nothing."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ def holder(path: Path) -> str:
 
 
 def is_deserted(run: Path) -> bool:
-    """Tell whether it is certain that no session is at work: the last holder is gone, on this machine."""
+    """Return whether it is certain that no session is at work: the last holder is gone, on this machine."""
     try:
         with _opened_to_look(run) as file:
             _take_lock(file.fileno())
@@ -78,7 +78,7 @@ def is_deserted(run: Path) -> bool:
 
 
 def is_over(own: Path) -> bool:
-    """Tell whether it is certain that a session is over, from its own lock.
+    """Return whether it is certain that a session is over, from its own lock.
 
     Only a session that has not begun or has ended has none. Whoever asks holds the run's
     lock, so that no session is just beginning.
@@ -132,7 +132,7 @@ def _is_of_this_host(text: str) -> bool:
 
 
 def _is_dead(text: str) -> bool:
-    """Tell whether the process that wrote this into its lock is gone from this machine."""
+    """Return whether the process that wrote this into its lock is gone from this machine."""
     found = re.match(r"pid ([0-9]{1,9}) on host ", text)
     if found is None or not _is_of_this_host(text) or os.name == "nt":  # os.kill ends a process there.
         return False

@@ -5,10 +5,12 @@ again. Only the driver writes it, by atomic replace; two writers would lose
 each other's jobs. Two runs of one recipe agree in every byte but `sessions`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from fwconvert import limits, records
 from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
+from fwconvert.formats import ZIPPED
 from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
 from fwconvert.store import base, layout
@@ -189,4 +191,47 @@ def files_described(store: Store) -> int:
 
 def most_shards(rules: Rules) -> int:
     """Return how many token shards a run manifest can describe, about: readers take no larger file."""
-    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.kind.sidecars))
+    return records.MOST_BYTES // (_LINE_BYTES + _SIDECAR_BYTES * len(rules.shard_format.sidecars))
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """Files in the output folder that a trainer's glob may find and that the run manifest does not list.
+
+    A trainer takes every file whose name fits its pattern, so tokens in a file that no receipt
+    names would be trained on twice. Such files are left behind in ordinary ways: a worker was
+    killed between naming its files and its receipt, and the source was then replaced by a shorter
+    one; a source was converted again whose last shard a joined shard had absorbed; a source was
+    converted ahead of time and lies beyond the limit.
+    """
+
+    # Made by this run, whose names nothing else has; and what somebody else may have put here.
+    own: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+def find_unlisted(store: Store, recipe: Recipe, shards: Collection[str]) -> Unlisted:
+    """Return what carries the names of this run's output, or could be taken for it, beyond `shards`."""
+    rules, listed = recipe.rules, frozenset(shards)
+    beside = {name for shard in listed for name in (shard, *layout.sidecars(rules, shard))}
+    beside |= {name.removesuffix(ZIPPED) for name in listed}  # Somebody may have unpacked them.
+    own, foreign = [], []
+    for name in store.list(""):
+        if name in beside:
+            continue
+        owner = layout.owner(rules, name)
+        if owner is not None and layout.is_own(recipe, owner):
+            own.append(name)
+        elif layout.is_served(rules, name):
+            foreign.append(name)
+    for name in store.list(layout.INDEX):
+        owner = layout.index_owner(rules, name)
+        if owner is not None and owner not in listed:
+            own.append(f"{layout.INDEX}/{name}")
+    return Unlisted(tuple(sorted(own)), tuple(sorted(foreign)))
+
+
+def remove_unlisted(store: Store, unlisted: Unlisted) -> None:
+    """Remove what the run itself has made, durably."""
+    store.remove(*unlisted.own)
+    store.settle(*sorted({name.rpartition("/")[0] for name in unlisted.own}))

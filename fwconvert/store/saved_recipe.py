@@ -132,7 +132,7 @@ def adopt(store: Store, recipe: Recipe) -> Recipe:
 
 
 def has_plan(store: Store) -> bool:
-    """Tell whether the plan itself is there and can be read."""
+    """Return whether the plan itself is there and can be read."""
     try:
         return base.exists(store, layout.PLAN) and bool(_read(store))
     except FwconvertError:
@@ -140,7 +140,7 @@ def has_plan(store: Store) -> bool:
 
 
 def _is_unused(store: Store, recipe: Recipe) -> bool:
-    """Tell whether nothing was made of a recipe yet: no receipt, and no file under the name of an output."""
+    """Return whether nothing was made of a recipe yet: no receipt, and no file with the name of an output."""
     if any(True for folder in (layout.RECEIPTS, layout.JOINS) for _ in base.record_names(store, folder)):
         return False
     return not any(layout.owner(recipe.rules, name) for name in store.list(""))

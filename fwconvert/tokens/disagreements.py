@@ -46,7 +46,7 @@ RANGES: tuple[tuple[int, int], ...] = (
     (0x323B0, 0x33479),
 )
 
-# So much is looked at in one go, so that what is noted meanwhile stays small.
+# Searched at a time, so that intermediate arrays stay small.
 _PART_BYTES = 2**20
 
 

@@ -1,4 +1,4 @@
-"""The fast encoder: gigatoken, straight from Arrow's buffers, an order of magnitude sooner than tiktoken.
+"""The fast encoder: gigatoken, straight from Arrow's buffers, ten times as fast as tiktoken.
 
 tiktoken stays the definition of correct. Documents with a character on which
 the two are known to differ (see disagreements) are encoded by the reference; the
@@ -26,14 +26,13 @@ from fwconvert import files
 from fwconvert.machine import resident_bytes
 from fwconvert.store import atomic
 from fwconvert.tokens import disagreements
-from fwconvert.tokens.encoders import PRETOKENIZERS
+from fwconvert.tokens.tiktoken_kind import PRETOKENIZERS, Vocabulary
 from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
-from fwconvert.tokens.vocabulary import Vocabulary
 
 # How much the process may grow by remembered words, and how often to look.
 MOST_REMEMBERED_BYTES = 200 * 2**20
 _LOOK_EVERY_BYTES = 16 * 2**20
-# Where nobody can tell how large the process is: the worst text grows it fivefold.
+# Where the size of the process is not known: the worst text grows it fivefold.
 _MOST_TEXT_READ = 64 * 2**20
 
 
@@ -43,7 +42,7 @@ class FastTokenizer:
     def __init__(
         self, vocabulary: Vocabulary, table: bytes, threads: int = 1, scratch: Path | None = None
     ) -> None:
-        """`scratch` is a folder for a moment's file; None: the one for temporary files."""
+        """`scratch` is a folder for short-lived files; None: the one for temporary files."""
         self.spec = vocabulary
         self.reference = ReferenceTokenizer(vocabulary, table, threads)
         self._table = table
@@ -89,7 +88,7 @@ class FastTokenizer:
             self._renew()
 
     def _renew(self) -> None:
-        self._engine: Any = None  # The old one goes before the new one comes.
+        self._engine: Any = None  # Free the old one before the new one takes memory.
         with _file_of(self._table, self._scratch or Path(tempfile.gettempdir())) as path:
             self._engine = _gigatoken(self.spec, path, self._threads)
         self.made += 1
@@ -129,7 +128,7 @@ def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
     """Have a rank table in a file during the block: gigatoken reads it from files only."""
     path = folder / f"ranks-{uuid.uuid4().hex}.tiktoken"
     try:
-        # Buffered: on a disk that is almost full a file writes less than it is given, without a word.
+        # Buffered: on a disk that is almost full a file writes less than it is given, without an error.
         with atomic.writing(path), BufferedWriter(files.create(path)) as file:
             file.write(table)
         yield path

@@ -1,4 +1,4 @@
-"""Every kind of tokenizer, and from a name or a recipe's rules to a tokenizer: the one door to this room.
+"""Every kind of tokenizer, and from a name or a recipe's rules to a tokenizer: the entry to this room.
 
 A new kind is a class (see spec.TokenizerKind), a line in KINDS, and its tests.
 Tokenizers that are built in are known by their name alone, as the recipes of
@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any
 from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.recipes import Rules
-from fwconvert.tokens import vocabulary
-from fwconvert.tokens.encoders import TiktokenKind
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
+from fwconvert.tokens.tiktoken_kind import TiktokenKind
 
 if TYPE_CHECKING:
     from fwconvert.tokens.tokenizer import Tokenizer
+
+
+_BYTES = TokenizerSpec(
+    kind="bytes",
+    name="bytes",
+    # Of b"fwconvert bytes 1: a token is one byte of UTF-8, <|endoftext|> is 256\n".
+    sha256="623e820ea7607f6c6a162323b14ecb7be69fb69457cc2845e86bfe0e27a7c9d1",
+    size=257,
+    eot=256,
+    built_in=True,
+)
 
 
 class BytesKind:
@@ -25,11 +35,11 @@ class BytesKind:
 
     def names(self) -> list[str]:
         """See TokenizerKind."""
-        return ["bytes"]
+        return [_BYTES.name]
 
     def find(self, name: str) -> TokenizerSpec | None:
         """See TokenizerKind."""
-        return vocabulary.VOCABULARIES[name] if name == "bytes" else None
+        return _BYTES if name == _BYTES.name else None
 
     def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:  # noqa: ARG002
         """Return the only one that there is."""

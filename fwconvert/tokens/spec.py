@@ -1,8 +1,8 @@
 """What a recipe says of its tokenizer, and what every kind of tokenizer can do.
 
 A spec is all that the rest of the package needs to know: which ids there are,
-and which of them separates documents. How text becomes ids is its kind's
-affair (see registry). Light: the driver and `status` load no encoder.
+and which of them separates documents. How text becomes ids is up to its kind
+(see registry). Light: the driver and `status` load no encoder.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a tokenizer is loaded. `scratch` is a folder for a moment's file; None: the system's."""
+    """How a tokenizer is loaded. `scratch` is a folder for short-lived files; None: the system's."""
 
     encoder: Encoder = "reference"
     threads: int = 1

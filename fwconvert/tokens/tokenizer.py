@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.recipes import EotSide
 from fwconvert.tokens.spec import TokenizerSpec
-from fwconvert.tokens.vocabulary import Vocabulary
+from fwconvert.tokens.tiktoken_kind import Vocabulary
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
 
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
 
     @property
     def spec(self) -> TokenizerSpec:
-        """The ids it speaks."""
+        """The ids that it uses."""
 
     def encode(self, texts: pa.Array) -> Encoded:
         """Return the tokens of string or large_string `texts`: no nulls, valid UTF-8, any length.

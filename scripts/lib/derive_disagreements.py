@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from fwconvert.errors import SourceError, UsageError
-from fwconvert.tokens import disagreements, vocabulary
+from fwconvert.tokens import disagreements, tiktoken_kind
 from fwconvert.tokens.tokenizer import ReferenceTokenizer, parse_ranks
 
 # gigatoken's name for the pattern of each encoding.
@@ -52,9 +52,9 @@ class Pair:
     """The two encoders with one encoding's pattern and one rank table."""
 
     def __init__(self, name: str, table: bytes) -> None:
-        own = hashlib.sha256(table).hexdigest() == vocabulary.find(name).sha256
+        own = hashlib.sha256(table).hexdigest() == tiktoken_kind.find(name).sha256
         self.description = f"{name} with {'its' if own else 'a synthetic'} table"
-        self.reference = ReferenceTokenizer(vocabulary.find(name), table)
+        self.reference = ReferenceTokenizer(tiktoken_kind.find(name), table)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ranks.tiktoken"
             path.write_bytes(table)
@@ -83,8 +83,8 @@ def pairs(folder: Path) -> Iterator[Pair]:
     for name in PATTERNS:
         yield Pair(name, synthetic_table())
         try:
-            vocabulary.provide(vocabulary.find(name), folder)
-            yield Pair(name, vocabulary.read_table(vocabulary.find(name), folder))
+            tiktoken_kind.provide_table(tiktoken_kind.find(name), folder)
+            yield Pair(name, tiktoken_kind.read_table(tiktoken_kind.find(name), folder))
         except UsageError as error:
             print(f"without the rank table of {name}: {error}", file=sys.stderr)
 
@@ -237,7 +237,7 @@ def extreme_texts() -> Iterator[str]:
 
 def fuzz(pair: Pair, count: int) -> int:
     """Print and count the texts that make a difference without a code point of the table."""
-    source = Texts(1, list(parse_ranks(vocabulary.read_table(vocabulary.find("cl100k_base"), Path()))))
+    source = Texts(1, list(parse_ranks(tiktoken_kind.read_table(tiktoken_kind.find("cl100k_base"), Path()))))
     batches = (source.without_disagreements(min(20_000, count - at)) for at in range(0, count, 20_000))
     differences = 0
     for texts in itertools.chain(batches, ([text] for text in extreme_texts())):

@@ -98,19 +98,43 @@ def test_errors_keep_their_exit_codes_when_nobody_can_read_them(
     assert run(unknown, closing(*closed)).returncode == 2
 
 
-@posix_only
-def test_a_daemon_may_call_the_library(sources: Path, golden: dict[str, str], tmp_path: Path) -> None:
-    code = """
+# A program that first opens files of its own, which get the numbers of streams that are closed.
+DAEMON = """
 import sys, fwconvert
-from pathlib import Path
-source, out = sys.argv[1:]
+encoder, source, out, *logs = sys.argv[1:]
+opened = [open(log, "wb") for log in logs]
 recipe = fwconvert.recipe(source=source, tokenizer="gpt2", shard_tokens=500)
-assert fwconvert.convert(recipe, Path(out), fwconvert.Options(workers=2)).complete
+options = fwconvert.Options(workers=2, encoder=encoder)
+assert fwconvert.convert(recipe, out, options).complete
+sys.exit(sum(file.fileno() for file in opened))
 """
-    words = [sys.executable, "-c", code, str(sources), str(tmp_path / "out")]
 
-    assert run(words, closing(0, 1, 2)).returncode == 0
+
+@posix_only
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)], ids=str)
+def test_a_daemon_may_call_the_library(
+    closed: tuple[int, ...], sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    encoder = "auto" if closed == (0, 1, 2) else "reference"
+    words = [sys.executable, "-c", DAEMON, encoder, str(sources), str(tmp_path / "out")]
+
+    assert run(words, closing(*closed)).returncode == 0
     assert tree(tmp_path / "out") == golden
+
+
+@posix_only
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2)], ids=str)
+def test_a_daemon_s_own_files_may_have_the_numbers_of_its_closed_streams(
+    closed: tuple[int, ...], sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    logs = [tmp_path / f"{number}.log" for number in closed]
+    words = [sys.executable, "-c", DAEMON, "reference", str(sources), str(tmp_path / "out"), *map(str, logs)]
+
+    ended = run(words, closing(*closed))
+
+    assert ended.returncode == sum(closed), ended.stderr
+    assert tree(tmp_path / "out") == golden
+    assert [log.read_bytes() for log in logs] == [b""] * len(closed)
 
 
 # --- open files

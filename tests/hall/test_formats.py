@@ -234,6 +234,6 @@ def test_a_recipe_without_a_format_is_llm_c_s_as_ever(tmp_path: Any) -> None:
 
 def test_a_record_with_a_format_that_nobody_knows_is_not_read() -> None:
     raw = records.encode(rules_with(format="npy"))
-    assert msgspec.json.decode(raw, type=Rules).kind is formats.NPY
+    assert msgspec.json.decode(raw, type=Rules).shard_format is formats.NPY
     with pytest.raises(msgspec.ValidationError, match="npz"):
         msgspec.json.decode(raw.replace(b"npy", b"npz"), type=Rules)

@@ -14,7 +14,7 @@ import pytest
 import runner
 
 from fwconvert.errors import FwconvertError
-from fwconvert.job import tails
+from fwconvert.job import worker
 from fwconvert.shards import cutting
 
 
@@ -47,7 +47,7 @@ def test_a_source_that_loses_tokens_is_given_up_and_nothing_of_it_published(
 def test_a_join_that_loses_tokens_publishes_nothing(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = tails.joined_pieces
+    pieces = worker.joined_pieces
     monkeypatch.setattr("fwconvert.job.worker.joined_pieces", lambda *words: without_the_last(pieces(*words)))
 
     # All is tail: nothing but the join makes a shard.

@@ -22,7 +22,7 @@ from runner import PRIVATE
 from fwconvert.store import layout, saved_recipe
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Receipt
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import tiktoken_kind
 
 pytestmark = posix
 
@@ -299,9 +299,9 @@ def test_an_export_of_a_run_with_pipes_names_one(runs: dict[bool, Path], tmp_pat
 
 def test_a_rank_table_that_is_a_pipe_is_not_waited_for(sources: Sources, tmp_path: Path) -> None:
     """Neither beside the output nor in tiktoken's cache, which has a place that everybody knows."""
-    known, out, cache = vocabulary.find("o200k_base"), tmp_path / "out", tmp_path / "cache"
+    known, out, cache = tiktoken_kind.find("o200k_base"), tmp_path / "out", tmp_path / "cache"
     tables = out / PRIVATE / "vocabularies"
-    for path in (tables / vocabulary.provided_name(known), cache / vocabulary._cached_name(known)):
+    for path in (tables / tiktoken_kind.provided_name(known), cache / tiktoken_kind._cached_name(known)):
         path.parent.mkdir(parents=True)
         os.mkfifo(path)
     words = ("--source", sources.folder, "--tokenizer", known.name, "--workers", 1, "--out", out)

@@ -9,7 +9,7 @@ from examples import rules_with
 
 from fwconvert.inspection import verify_shard
 from fwconvert.inspection.verify_shard import Scan
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.registry import find
 
 FAR = 2**33
 TOKENS = np.array([1, 256, 2, 2, 256, 300, 256], "<u2")  # 300 is no id of `bytes`, and 256 its EOT
@@ -31,5 +31,5 @@ def test_positions_beyond_32_bits_are_told_exactly(
 
     assert (one.unknown.count, one.unknown.first) == (1, FAR + 5)
     assert (one.missing.count, one.missing.first) == (1, FAR + 5)
-    assert (one.unfounded.count, one.unfounded.first) == (1, FAR + 3)
+    assert (one.unexpected.count, one.unexpected.first) == (1, FAR + 3)
     assert one.digest.hexdigest() == hashlib.sha256(TOKENS.tobytes()).hexdigest()

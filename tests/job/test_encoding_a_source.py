@@ -11,8 +11,7 @@ from examples import rules_with
 from fwconvert.errors import SourceError
 from fwconvert.job import encoded
 from fwconvert.job.encoded import EncodedSource
-from fwconvert.job.orders import ConvertOrder, RunContext, SourceFile
-from fwconvert.job.reporter import NoReporter
+from fwconvert.job.orders import ConvertOrder, NoReporter, RunContext, SourceFile
 from fwconvert.options import Encoder
 from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet

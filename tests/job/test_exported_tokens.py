@@ -16,8 +16,7 @@ from fwconvert import files
 from fwconvert.errors import ShardError
 from fwconvert.job import existing
 from fwconvert.job.existing import ExistingTokens
-from fwconvert.job.orders import ConvertOrder, Exported, RunContext, SourceFile
-from fwconvert.job.reporter import NoReporter
+from fwconvert.job.orders import ConvertOrder, Exported, NoReporter, RunContext, SourceFile
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.shards.passages import passages
 from fwconvert.shards.stream import StreamReader

@@ -18,7 +18,7 @@ MEASURE = """
     from fwconvert.store.local import LocalStore
     from fwconvert.job.orders import JoinOrder, RunContext
     from fwconvert.store.receipts import Absorbed, Segment
-    from fwconvert.job.tails import joined_pieces
+    from fwconvert.job.worker import joined_pieces
 
     def peak():
         lines = Path("/proc/self/status").read_text().splitlines()

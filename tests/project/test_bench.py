@@ -23,7 +23,7 @@ from bench.rows import Row, Setup, Way, measure, prepare, ways
 from bench.stages import Clock
 from bench.table import growth_table, loader_table, markdown, rows_table, stages_table
 
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import tiktoken_kind
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the benchmark wants wait4")
 
@@ -125,7 +125,7 @@ def test_cutting_gives_files_of_equal_length_and_begins_again_at_the_end(tmp_pat
     "text", ["we'LL  go\n\n on 12345 \u00e9!!\n x", "end \n\n", "  \n", "a\r\n\r\nb   ", "'s"]
 )
 def test_a_pattern_for_another_engine_splits_alike(name: str, text: str) -> None:
-    pattern = vocabulary.find(name).pattern
+    pattern = tiktoken_kind.find(name).pattern
     assert regex.findall(plain(pattern), text) == regex.findall(pattern, text)
     assert "++" not in plain(pattern)
 

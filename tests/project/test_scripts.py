@@ -166,7 +166,7 @@ def bare(clone: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     fake_python(folder / "apt-get", f'echo "$@" >> "{tmp_path}/asked"; echo said by apt-get')
     fake_python(folder / "id", "echo 0")
-    for name in ("bash", "dirname", "readlink", "sed"):
+    for name in ("bash", "dirname", "realpath", "sed"):
         (folder / name).symlink_to(shutil.which(name) or "")
     return folder
 

@@ -23,7 +23,7 @@ def frame(
     plain.write_bytes(content)
     with Output(folder, "frame") as output:
         zstd.zip_file(plain, output.write, threads, tick)
-        output.publish(folder / "shard.zst")
+        output.publish_at(folder / "shard.zst")
     return folder / "shard.zst"
 
 

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
-from fwconvert.job import tails as tails_module
+from fwconvert.job import worker as tails_module
 from fwconvert.job.orders import JoinOrder, RunContext
-from fwconvert.job.tails import joined_pieces
+from fwconvert.job.worker import joined_pieces
 from fwconvert.recipes import Layout, Rules, TokenType
 from fwconvert.shards.cutting import JoinedShard, joined_shards
 from fwconvert.store import layout
@@ -297,7 +297,7 @@ def test_a_worker_s_memory_does_not_grow_with_a_tail(tmp_path: Path) -> None:
         from fwconvert.store import layout
         from fwconvert.store.local import LocalStore
         from fwconvert.job.orders import JoinOrder, RunContext
-        from fwconvert.job.reporter import NoReporter
+        from fwconvert.job.orders import NoReporter
         from fwconvert.store.receipts import Segment
 
         rules = rules_with(format="raw", layout="contiguous", shard_tokens=0, name="")

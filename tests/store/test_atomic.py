@@ -95,7 +95,7 @@ def test_a_published_file_survives_a_later_failure_in_the_block(tmp_path: Path) 
     def write() -> None:
         with Output(tmp_path, "file") as output:
             output.write(b"new")
-            output.publish(tmp_path / "final")
+            output.publish_at(tmp_path / "final")
             raise ValueError("late")
 
     with pytest.raises(ValueError, match="late"):
@@ -108,8 +108,8 @@ def test_two_outputs_of_one_label_do_not_meet(tmp_path: Path) -> None:
     with Output(tmp_path, "job") as one, Output(tmp_path, "job") as two:
         one.write(b"one")
         two.write(b"two")
-        one.publish(tmp_path / "a")
-        two.publish(tmp_path / "b")
+        one.publish_at(tmp_path / "a")
+        two.publish_at(tmp_path / "b")
 
     assert (tmp_path / "a").read_bytes() == b"one"
     assert (tmp_path / "b").read_bytes() == b"two"
@@ -124,7 +124,7 @@ def test_the_hash_and_the_size_are_those_of_the_file(
     with Output(folder, "file") as output:
         for number, part in enumerate(parts):
             output.write(memoryview(part) if number % 2 else part)
-        output.publish(folder / "final")
+        output.publish_at(folder / "final")
 
     written = (folder / "final").read_bytes()
     assert written == b"".join(parts)
@@ -142,7 +142,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     content = bytes(range(256)) * 4
     with Output(tmp_path, "file") as output:
         output.write(content)
-        output.publish(tmp_path / "final")
+        output.publish_at(tmp_path / "final")
 
     assert (tmp_path / "final").read_bytes() == content
     assert output.bytes == 1024
@@ -195,7 +195,7 @@ def test_an_output_whose_fsync_failed_can_never_be_published(
 
         # The kernel has dropped the pages and would now report success.
         with pytest.raises(OutputError):
-            output.publish(tmp_path / "final")
+            output.publish_at(tmp_path / "final")
 
     assert litter(tmp_path) == []
 
@@ -211,7 +211,7 @@ def test_an_output_whose_write_failed_can_never_be_published(
                 output.write(bytes(4 * BLOCK_BYTES))  # more than may be on its way at a time
 
         with pytest.raises(OutputError):
-            output.publish(tmp_path / "final")
+            output.publish_at(tmp_path / "final")
 
     assert litter(tmp_path) == []
 
@@ -229,7 +229,7 @@ def test_an_error_on_closing_leaves_no_final_name(tmp_path: Path, monkeypatch: p
         output.write(b"new")
         broken.setattr(os, "close", close)
         with pytest.raises(OutputError, match="EIO"), output:
-            output.publish(tmp_path / "final")
+            output.publish_at(tmp_path / "final")
 
     assert litter(tmp_path) == []
 
@@ -527,3 +527,31 @@ def test_remove_accepts_a_missing_file_and_refuses_a_folder(tmp_path: Path) -> N
     with pytest.raises(OutputError) as caught:
         atomic.remove(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_that_is_moved_takes_the_place_of_another(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"content")
+    new.write_bytes(b"another")
+
+    atomic.move(old, new)
+
+    assert (old.exists(), new.read_bytes()) == (False, b"content")
+
+
+def test_a_file_that_cannot_be_moved_is_an_output_error_that_names_its_new_place(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as caught:
+        atomic.move(tmp_path / "missing", tmp_path / "new")
+    assert str(tmp_path / "new") in str(caught.value)
+
+
+def test_only_an_empty_folder_is_removed(tmp_path: Path) -> None:
+    empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "full" / "file"
+    empty.mkdir()
+    full.mkdir()
+    file.write_bytes(b"")
+
+    for path in (empty, full, file, tmp_path / "missing"):
+        atomic.remove_if_empty(path)
+
+    assert (empty.exists(), file.exists()) == (False, True)

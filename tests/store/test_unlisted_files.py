@@ -6,14 +6,14 @@ import pytest
 from examples import RULES, SOURCE, rules_with
 
 from fwconvert.recipes import Recipe
-from fwconvert.store import unlisted
+from fwconvert.store import run_manifest
 from fwconvert.store.local import LocalStore
 
 KEPT = "edu_fineweb_train_00000_000"
 
 
 def found(folder: Path, recipe: Recipe, listed: set[str]) -> tuple[set[str], set[str]]:
-    found = unlisted.find(LocalStore(folder), recipe, listed)
+    found = run_manifest.find_unlisted(LocalStore(folder), recipe, listed)
     return {*found.own}, {*found.foreign}
 
 
@@ -43,7 +43,7 @@ def test_only_what_this_recipe_makes_is_taken_for_its_own_and_removed(tmp_path: 
 
     assert found(tmp_path, recipe, {f"{KEPT}.bin"}) == (own, foreign)
     store = LocalStore(tmp_path)
-    unlisted.remove(store, unlisted.find(store, recipe, {f"{KEPT}.bin"}))
+    run_manifest.remove_unlisted(store, run_manifest.find_unlisted(store, recipe, {f"{KEPT}.bin"}))
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert left == stay | foreign
 

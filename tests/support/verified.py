@@ -20,7 +20,7 @@ from fwconvert.inspection.verify import verify
 from fwconvert.recipes import EotSide, Layout
 from fwconvert.shards import shard
 from fwconvert.store import layout as names
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.registry import find
 
 SIZE = 64
 # llm.c's.

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fwconvert.errors import UsageError
+from fwconvert.tokens import registry
 from fwconvert.tokens.disagreements import GIGATOKEN
-from fwconvert.tokens.encoders import choose
-from fwconvert.tokens.vocabulary import Vocabulary, find
+from fwconvert.tokens.tiktoken_kind import Vocabulary, choose, find
 
 has_gigatoken = importlib.util.find_spec("gigatoken") is not None
 
@@ -43,7 +43,8 @@ def test_the_reference_is_used_when_asked_for() -> None:
 
 
 def test_bytes_need_no_encoder_and_nobody_is_told() -> None:
-    assert choose("auto", find("bytes"), unused) == ("reference", "")
+    spec = registry.find("bytes")
+    assert registry.kind_of(spec).choose_encoder(spec, "auto") == ("reference", "")
 
 
 def test_an_unknown_vocabulary_falls_back_and_says_so() -> None:

@@ -14,8 +14,8 @@ from fwconvert.tokens import disagreements, gigatoken
 from fwconvert.tokens.gigatoken import FastTokenizer, spliced
 from fwconvert.tokens.registry import load
 from fwconvert.tokens.spec import Loading
+from fwconvert.tokens.tiktoken_kind import find, read_table
 from fwconvert.tokens.tokenizer import Encoded, Tokenizer
-from fwconvert.tokens.vocabulary import find, read_table
 
 pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
 

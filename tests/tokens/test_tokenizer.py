@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from fwconvert.errors import ShardError
 from fwconvert.recipes import EotSide, TokenType
+from fwconvert.tokens import registry
 from fwconvert.tokens.registry import load
+from fwconvert.tokens.tiktoken_kind import find, read_table
 from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, place_eot
-from fwconvert.tokens.vocabulary import find, read_table
 
 OPENAI: Any = importlib.import_module("tiktoken_ext.openai_public")
 
@@ -69,7 +70,7 @@ def oracle(name: str, oracles: dict[str, tiktoken.Encoding]) -> tiktoken.Encodin
 
 @pytest.fixture(scope="module")
 def bytewise() -> Tokenizer:
-    return load(find("bytes"), Path("nowhere"))
+    return load(registry.find("bytes"), Path("nowhere"))
 
 
 def documents_of(encoded: Encoded) -> list[list[int]]:
@@ -254,7 +255,7 @@ def test_eot_is_decoded_to_its_name(tokenizer: Tokenizer, bytewise: Tokenizer) -
     [("gpt2", 50257), ("gpt2", 65535), ("cl100k_base", 100256), ("cl100k_base", 2**32 - 1), ("bytes", 257)],
 )
 def test_an_id_that_does_not_exist_is_named(which: str, token: int) -> None:
-    each = load(find(which), Path("nowhere"))
+    each = load(registry.find(which), Path("nowhere"))
     with pytest.raises(ShardError, match=rf"token +{token}\n"):
         each.decode(np.array([65, token, 66], each.spec.token_type))
 

@@ -10,15 +10,15 @@ import pytest
 
 from fwconvert.errors import EndedApart
 from fwconvert.processes import ProcessLimits, call_apart
-from fwconvert.tokens import encoders
-from fwconvert.tokens.vocabulary import find, read_table
+from fwconvert.tokens import tiktoken_kind
+from fwconvert.tokens.tiktoken_kind import find, read_table
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
 def test_the_fast_encoder_passes_where_it_works(name: str) -> None:
     pytest.importorskip("gigatoken", reason="the fast encoder has no wheel for this machine")
 
-    assert encoders.why_fast_fails(find(name)) == ""
+    assert tiktoken_kind.why_fast_fails(find(name)) == ""
 
 
 def test_the_table_of_the_trial_is_the_beginning_of_a_real_one() -> None:

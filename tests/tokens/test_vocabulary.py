@@ -16,17 +16,16 @@ import zstandard
 from hostile_server import Answering, HostileServer, Line
 
 from fwconvert.errors import ManifestError, UsageError
-from fwconvert.tokens import registry, vocabulary
-from fwconvert.tokens.tokenizer import parse_ranks
-from fwconvert.tokens.vocabulary import (
-    BYTES_DEFINITION,
+from fwconvert.tokens import registry, tiktoken_kind
+from fwconvert.tokens.tiktoken_kind import (
     MOST_TABLE_BYTES,
     VOCABULARIES,
     Vocabulary,
     find,
-    provide,
+    provide_table,
     read_table,
 )
+from fwconvert.tokens.tokenizer import parse_ranks
 
 OPENAI: Any = importlib.import_module("tiktoken_ext.openai_public")
 
@@ -67,7 +66,7 @@ def sha1(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("name", [name for name in VOCABULARIES if name != "bytes"])
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_pattern_eot_size_url_and_hash_are_those_of_tiktoken(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +88,7 @@ def test_pattern_eot_size_url_and_hash_are_those_of_tiktoken(
 
 def test_types_are_the_smallest_that_fit() -> None:
     types = {name: vocabulary.token_type for name, vocabulary in VOCABULARIES.items()}
+    types["bytes"] = registry.find("bytes").token_type
     assert types == {
         "gpt2": "uint16",
         "r50k_base": "uint16",
@@ -102,15 +102,15 @@ def test_types_are_the_smallest_that_fit() -> None:
 def test_the_definition_of_bytes_stays_as_it_is() -> None:
     # Runs made with it carry this hash in their recipe.
     pinned = "623e820ea7607f6c6a162323b14ecb7be69fb69457cc2845e86bfe0e27a7c9d1"
-    assert find("bytes").sha256 == pinned
-    assert read_table(find("bytes"), Path("nowhere")) == BYTES_DEFINITION
-    assert hashlib.sha256(BYTES_DEFINITION).hexdigest() == pinned
+    definition = b"fwconvert bytes 1: a token is one byte of UTF-8, <|endoftext|> is 256\n"
+    assert registry.find("bytes").sha256 == pinned
+    assert hashlib.sha256(definition).hexdigest() == pinned
 
 
 @pytest.mark.parametrize("name", ["gpt2", "r50k_base", "cl100k_base"])
 def test_bundled_tables_are_proven_and_need_no_folder(name: str, tmp_path: Path) -> None:
     vocabulary = find(name)
-    provide(vocabulary, tmp_path / "never made")
+    provide_table(vocabulary, tmp_path / "never made")
     table = read_table(vocabulary, tmp_path / "never made")
     assert hashlib.sha256(table).hexdigest() == vocabulary.sha256
     ids = parse_ranks(table).values()
@@ -173,7 +173,7 @@ def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
 
 def test_importing_the_module_loads_nothing_heavy() -> None:
     heavy = "{'numpy', 'pyarrow', 'tiktoken', 'zstandard', 'requests'}"
-    script = f"import sys, fwconvert.tokens.vocabulary; print({heavy} & set(sys.modules))"
+    script = f"import sys, fwconvert.tokens.tiktoken_kind; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -182,7 +182,7 @@ def test_importing_the_module_loads_nothing_heavy() -> None:
 def test_a_table_that_cannot_be_had_is_explained_in_full(name: str, tmp_path: Path, cache: Path) -> None:
     vocabulary = find(name)
     with pytest.raises(UsageError) as caught:
-        provide(vocabulary, tmp_path / "never made")
+        provide_table(vocabulary, tmp_path / "never made")
     said = str(caught.value)
     for part in (name, vocabulary.url, vocabulary.sha256, str(cache / sha1(vocabulary.url))):
         assert part in said
@@ -196,7 +196,7 @@ def test_a_wrong_file_in_the_cache_is_left_alone_and_named(tmp_path: Path, cache
     wrong = cache / sha1(vocabulary.url)
     wrong.write_bytes(b"half a tab")
     with pytest.raises(UsageError) as caught:
-        provide(vocabulary, tmp_path / "never made")
+        provide_table(vocabulary, tmp_path / "never made")
     assert wrong.read_bytes() == b"half a tab"
     assert "left alone" in str(caught.value)
     assert str(wrong) in str(caught.value)
@@ -206,7 +206,7 @@ def test_a_wrong_file_in_the_cache_is_left_alone_and_named(tmp_path: Path, cache
 def test_an_unreadable_cache_is_explained(tmp_path: Path, cache: Path) -> None:
     (cache / sha1(MADE_UP.url)).mkdir()
     with pytest.raises(UsageError, match=r"folder|denied"):
-        provide(MADE_UP, tmp_path / "never made")
+        provide_table(MADE_UP, tmp_path / "never made")
 
 
 def test_the_place_of_the_cache_follows_the_rules_of_tiktoken(
@@ -214,7 +214,7 @@ def test_the_place_of_the_cache_follows_the_rules_of_tiktoken(
 ) -> None:
     def place() -> str:
         with pytest.raises(UsageError) as caught:
-            provide(MADE_UP, tmp_path)
+            provide_table(MADE_UP, tmp_path)
         assert sha1(MADE_UP.url) in str(caught.value)
         return next(line for line in str(caught.value).splitlines() if line.startswith("  place "))
 
@@ -233,9 +233,9 @@ def test_a_wrong_download_is_refused_with_and_without_a_cache(
     cache_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", cache_folder and str(tmp_path / cache_folder))
-    monkeypatch.setattr(vocabulary, "_downloaded", lambda _: b"<html>please log in</html>")
+    monkeypatch.setattr(tiktoken_kind, "_downloaded", lambda _: b"<html>please log in</html>")
     with pytest.raises(UsageError, match=MADE_UP.sha256):
-        provide(MADE_UP, tmp_path / "never made")
+        provide_table(MADE_UP, tmp_path / "never made")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,9 +243,9 @@ def test_a_provided_table_needs_the_cache_only_once(tmp_path: Path, cache: Path)
     cached = cache / sha1(MADE_UP.url)
     cached.write_bytes(MADE_UP_TABLE)
     folder = tmp_path / "run" / "vocabularies"
-    provide(MADE_UP, folder)
+    provide_table(MADE_UP, folder)
     cached.unlink()
-    provide(MADE_UP, folder)
+    provide_table(MADE_UP, folder)
     assert read_table(MADE_UP, folder) == MADE_UP_TABLE
     assert [path.name for path in folder.iterdir()] == [f"{MADE_UP.sha256}.tiktoken"]
 
@@ -260,7 +260,7 @@ def test_a_damaged_provided_table_is_refused_by_workers_and_made_anew_by_the_par
     for part in (str(path), MADE_UP.sha256, hashlib.sha256(MADE_UP_TABLE[:-1]).hexdigest()):
         assert part in str(caught.value)
     (cache / sha1(MADE_UP.url)).write_bytes(MADE_UP_TABLE)
-    provide(MADE_UP, tmp_path)
+    provide_table(MADE_UP, tmp_path)
     assert read_table(MADE_UP, tmp_path) == MADE_UP_TABLE
 
 
@@ -286,7 +286,7 @@ def test_a_damaged_bundle_is_refused(packed: bytes, tmp_path: Path, monkeypatch:
     (tmp_path / "vocabularies" / "r50k_base.tiktoken.zst").write_bytes(packed)
     monkeypatch.setattr(importlib.resources, "files", lambda _: tmp_path)
     with pytest.raises(ManifestError, match="install fwconvert again"):
-        provide(find("gpt2"), tmp_path)
+        provide_table(find("gpt2"), tmp_path)
 
 
 # A table that is fetched
@@ -295,8 +295,8 @@ def test_a_damaged_bundle_is_refused(packed: bytes, tmp_path: Path, monkeypatch:
 def test_a_table_that_was_fetched_is_kept_in_the_cache_of_tiktoken(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "_downloaded", lambda _: MADE_UP_TABLE)
-    provide(MADE_UP, tmp_path / "run")
+    monkeypatch.setattr(tiktoken_kind, "_downloaded", lambda _: MADE_UP_TABLE)
+    provide_table(MADE_UP, tmp_path / "run")
     assert read_table(MADE_UP, tmp_path / "run") == MADE_UP_TABLE
     assert [path.name for path in cache.iterdir()] == [sha1(MADE_UP.url)]
     assert (cache / sha1(MADE_UP.url)).read_bytes() == MADE_UP_TABLE
@@ -305,7 +305,7 @@ def test_a_table_that_was_fetched_is_kept_in_the_cache_of_tiktoken(
 def test_a_table_is_fetched_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with HostileServer(lambda _, line: line.answer(MADE_UP_TABLE)) as server:
-        assert vocabulary._downloaded(f"{server.endpoint}/x") == MADE_UP_TABLE
+        assert tiktoken_kind._downloaded(f"{server.endpoint}/x") == MADE_UP_TABLE
         assert not any("authorization" in head.lower() for head in server.heads)
 
 
@@ -333,7 +333,7 @@ WAYS: dict[str, Answering] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_table_that_comes_without_an_end_is_given_up(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(vocabulary, "_CALL_SECONDS", 1.0)
-    monkeypatch.setattr(vocabulary, "_MOST_SECONDS", 3.0)
+    monkeypatch.setattr(tiktoken_kind, "_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(tiktoken_kind, "_MOST_SECONDS", 3.0)
     with HostileServer(WAYS[way]) as server, pytest.raises(OSError, match=r"."):
-        vocabulary._downloaded(f"{server.endpoint}/x")
+        tiktoken_kind._downloaded(f"{server.endpoint}/x")

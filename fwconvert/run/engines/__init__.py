@@ -5,11 +5,14 @@ quarantine and the order of things are the scheduler's, so that every engine
 behaves alike.
 """
 
+import traceback
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from fwconvert.job.orders import Order, Outcome
+from fwconvert.addresses import plain
+from fwconvert.job.orders import Failure, Order, Outcome, Reporter
+from fwconvert.processes import cannot_start
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,10 @@ class Engine(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def submit(self, order: Order) -> "Future[Outcome]":
-        """Start an order on a free slot. Never raises for what is wrong with a worker: that is a Failure."""
+        """Start an order on a free slot. Never raises for what is wrong with a worker: that is a Failure.
+
+        FwconvertError means that no order can be started any more.
+        """
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """Return what became of a finished order, and free its slot; a dead worker is a Failure too."""
@@ -61,3 +67,12 @@ class Engine(Protocol):
 
     def kill(self) -> None:
         """End all workers at once, where that is possible."""
+
+
+def carry_out(order: Order, reporter: Reporter) -> Outcome:
+    """Carry out an order in a worker, whatever its engine. One that cannot load what it needs is unready."""
+    try:
+        from fwconvert.job.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
+    except (ImportError, OSError, MemoryError) as error:
+        return Failure("unready", cannot_start(error), plain(traceback.format_exc()))
+    return perform(order, reporter)

@@ -1,70 +1,145 @@
-"""Orders carried out by any executor of concurrent.futures: threads, a cluster's client, other pools.
+"""Orders carried out by any executor of concurrent.futures: threads, a pool of processes, a cluster's client.
 
     fwconvert.convert(recipe, out, engine=ExecutorEngine(client.get_executor(), slots=64))
 
-The workers must see the run and the sources under the same paths. Nothing is
-known of an order between its start and its end: no progress, no limits, and an
-order that was begun before a stop request is carried out to its end.
+The workers must see the run and the sources under the same paths. The executor
+stays its owner's: it is never shut down here, and limits are its own business.
+
+Where workers are threads of this process, orders tell how far they are and stop
+at the next safe place when they are asked to. From another process or machine
+nothing is heard between an order's start and its end: its progress is 0, and a
+stop request takes back the orders that have not begun and waits for the others.
 """
 
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+import threading
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
+from dataclasses import dataclass, field
 from typing import Self
 
 from fwconvert.addresses import plain
-from fwconvert.errors import message
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import NoReporter
-from fwconvert.run.engines import Progress
+from fwconvert.errors import FwconvertError, Stopped, message
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter
+from fwconvert.run.engines import Progress, carry_out
+
+
+class _SharedReporter:
+    """What an order says to threads of the same process; a copy in another process reports to nobody."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.fraction = 0.0
+        self.tokens = 0
+        self._stop = stop
+
+    def __reduce__(self) -> tuple[type[Reporter], tuple[()]]:
+        return NoReporter, ()
+
+    def show(self, done: int, total: int) -> None:
+        """Report how much of the order is done."""
+        self.fraction = done / max(1, total)
+
+    def show_text(self, tokens: int, text_bytes: int) -> None:  # noqa: ARG002  # part of the protocol
+        """Report how many tokens the order has made so far."""
+        self.tokens = tokens
+
+    def beat(self) -> None:
+        """Drop it: nobody can end a thread that has stalled."""
+
+    def check(self) -> None:
+        """Raise Stopped if the engine was asked to stop."""
+        if self._stop.is_set():
+            raise Stopped("stopped by the user")
 
 
 @dataclass
 class ExecutorEngine:
-    """Gives orders to an executor, which stays its owner's to shut down."""
+    """Gives orders to an executor, `slots` at a time."""
 
     executor: Executor
     slots: int
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _in_flight: "dict[Future[Outcome], tuple[Order, _SharedReporter]]" = field(
+        default_factory=dict, init=False
+    )
 
     def __enter__(self) -> Self:
+        self._stop = threading.Event()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.stop()
+        # What was taken back never begins, whether or not the executor has noticed yet.
+        wait([future for future in self._in_flight if not future.cancelled()])
+        self._in_flight.clear()
 
     def submit(self, order: Order) -> "Future[Outcome]":
-        """Give the order to the executor; one that takes no more orders cannot begin this one."""
+        """Give the order to the executor; if it does not take it now, the order was not begun.
+
+        Raises FwconvertError if the executor is broken, and so will never take one.
+        """
+        reporter = _SharedReporter(self._stop)
         try:
-            return self.executor.submit(_carry_out, order)
+            future = self.executor.submit(carry_out, order, reporter)
+        except BrokenExecutor as error:
+            raise _broken(error) from error
         except Exception as error:  # noqa: BLE001  # whatever an executor of somebody else raises
-            refused: Future[Outcome] = Future()
-            refused.set_result(Failure("unready", _lost(error)))
-            return refused
+            future = Future()
+            future.set_result(Failure("unready", _refused(error)))
+        self._in_flight[future] = order, reporter
+        return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
-        """Return what became of an order. Orders never raise, so whatever is raised is the executor's."""
+        """Return what became of an order. Orders never raise, so whatever is raised is the executor's.
+
+        Raises FwconvertError if it is broken: no order will be carried out any more, and none is to blame.
+        """
+        self._in_flight.pop(future, None)
         try:
             return future.result()
-        except Exception as error:  # noqa: BLE001  # BrokenProcessPool, KilledWorker, a lost connection, ...
-            return Failure("lost", _lost(error))
+        except BrokenExecutor as error:
+            raise _broken(error) from error
+        except Exception as error:  # noqa: BLE001  # dask's KilledWorker, a lost connection, ...
+            if isinstance(error, CancelledError) and self._stop.is_set():
+                return Failure("stopped", "stopped by the user")
+            return Failure("lost", message("the executor lost an order", reason=_reason(error)))
 
     def progress(self) -> list[Progress]:
-        """Tell nothing: an executor does not."""
-        return []
+        """Return how far the orders in flight are, as far as their workers share memory with us."""
+        return [
+            Progress.of(order, reporter.fraction, reporter.tokens)
+            for order, reporter in self._in_flight.values()
+        ]
 
     def enforce_limits(self) -> None:
         """Leave limits to the executor."""
 
     def stop(self) -> None:
-        """Let the orders in flight come to their end."""
+        """Ask threads to stop, and take back what has not begun; other processes finish what they have."""
+        self._stop.set()
+        for future in list(self._in_flight):
+            future.cancel()
 
-    kill = stop
+    def kill(self) -> None:
+        """Do no more than `stop`: the workers are the executor's."""
+        self.stop()
 
 
-def _carry_out(order: Order) -> Outcome:
-    from fwconvert.job.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
+def _broken(error: BrokenExecutor) -> FwconvertError:
+    return FwconvertError(
+        message(
+            "the executor is broken: one of its workers died or could not be started",
+            "make the same call again with a new executor: it continues where it stopped",
+            reason=_reason(error),
+        )
+    )
 
-    return perform(order, NoReporter())
+
+def _refused(error: Exception) -> str:
+    return message(
+        "the executor takes no order",
+        "make the same call again with an executor that does: it continues where it stopped",
+        reason=_reason(error),
+    )
 
 
-def _lost(error: Exception) -> str:
-    return message("the executor lost a worker", reason=f"{type(error).__name__}: {plain(error)}")
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {plain(error)}"

@@ -11,7 +11,6 @@ them, which is the bootstrap crash that every unguarded conversion script meets.
 import os
 import signal
 import time
-import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -23,12 +22,10 @@ from pathlib import Path
 from typing import Self
 
 from fwconvert import files, machine, processes
-from fwconvert.addresses import plain
 from fwconvert.errors import FwconvertError, Stopped, message
-from fwconvert.job.orders import Failure, Order, Outcome
-from fwconvert.job.reporter import NoReporter, Reporter
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter
 from fwconvert.processes import NO_START, ProcessLimits, cannot_start, ended_by
-from fwconvert.run.engines import Progress
+from fwconvert.run.engines import Progress, carry_out
 from fwconvert.store import layout
 from fwconvert.store.local import open_store
 
@@ -125,7 +122,6 @@ class LocalEngine:
     _slots: list[_Slot] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        processes.open_standard_streams()  # A program that calls us may be a daemon.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -279,8 +275,4 @@ def _start_worker(board: Board, log: str) -> None:
 
 
 def _carry_out(order: Order) -> Outcome:
-    try:
-        from fwconvert.job.worker import perform  # noqa: PLC0415  # heavy (pyarrow, tokenizer): in the worker only
-    except (ImportError, OSError, MemoryError) as error:
-        return Failure("unready", cannot_start(error), plain(traceback.format_exc()))
-    return perform(order, _reporter)
+    return carry_out(order, _reporter)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fwconvert.sources import parquet
-from fwconvert.tokens import tokenizer, vocabulary
+from fwconvert.tokens import tiktoken_kind, tokenizer
 
 ROW_GROUP = 1_000
 DOCUMENT_BYTES = 4_900  # about the mean, as in FineWeb-Edu
@@ -156,7 +156,7 @@ def _spelt(ranks: NDArray[np.int64], syllables: NDArray[np.uint8]) -> NDArray[np
 
 @lru_cache(maxsize=1)
 def _letters() -> Letters:
-    pieces = list(tokenizer.parse_ranks(vocabulary.read_table(vocabulary.find("gpt2"), Path())))
+    pieces = list(tokenizer.parse_ranks(tiktoken_kind.read_table(tiktoken_kind.find("gpt2"), Path())))
     width = _DIGITS * _DIGIT_BYTES
     words = [piece[1:] for piece in pieces if piece[:1] == b" " and _is_word(piece[1:], width)]
     syllables = [piece for piece in pieces if len(piece) > 1 and _is_plain(piece, _DIGIT_BYTES)]

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fwconvert.sources import parquet as source
-from fwconvert.tokens import encoders, registry, vocabulary
+from fwconvert.tokens import registry, tiktoken_kind
 
 Counts: TypeAlias = "Counter[str]"
 Encode: TypeAlias = Callable[[pa.Array], int]
@@ -59,11 +59,11 @@ def _encode_file(path: str, name: str) -> Counts:
     return sum((counts(text, encode(text)) for text in texts(Path(path))), Counter())
 
 
-def rank_table(chosen: vocabulary.Vocabulary) -> bytes:
+def rank_table(chosen: tiktoken_kind.Vocabulary) -> bytes:
     """Return a rank table: the package's, or tiktoken's (see TIKTOKEN_CACHE_DIR)."""
     with tempfile.TemporaryDirectory() as folder:
-        vocabulary.provide(chosen, Path(folder))
-        return vocabulary.read_table(chosen, Path(folder))
+        tiktoken_kind.provide_table(chosen, Path(folder))
+        return tiktoken_kind.read_table(chosen, Path(folder))
 
 
 @lru_cache(maxsize=1)
@@ -73,14 +73,14 @@ def fast_encoder(name: str) -> Encode:
     gigatoken alone: no check for characters on which it is wrong, no limit to its
     cache. Where it is missing, fwconvert falls back on the reference, and so does this.
     """
-    chosen = vocabulary.find(name)
-    if chosen.table not in encoders.PRETOKENIZERS or util.find_spec("gigatoken") is None:
+    chosen = tiktoken_kind.find(name)
+    if chosen.table not in tiktoken_kind.PRETOKENIZERS or util.find_spec("gigatoken") is None:
         slow = registry.load(chosen, Path())
         return lambda text: len(slow.encode(text.drop_null()).tokens)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.tiktoken"
         path.write_bytes(rank_table(chosen))
-        kind = encoders.PRETOKENIZERS[chosen.table]
+        kind = tiktoken_kind.PRETOKENIZERS[chosen.table]
         make = import_module("gigatoken").Tokenizer.from_tiktoken
         engine = make(path, pretokenizer=kind, special_tokens={})
     return lambda text: len(engine.encode_batch(_strings(text), parallel=False).layout.content.data)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fwconvert.machine import resident_bytes
-from fwconvert.tokens import gigatoken, vocabulary
+from fwconvert.tokens import gigatoken, tiktoken_kind
 
 _COMMON = 60_000
 _NEW_SHARE = 0.02
@@ -58,8 +58,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.unbounded:
         gigatoken.MOST_REMEMBERED_BYTES = 2**62
-    chosen = vocabulary.find("gpt2")
-    encoder = gigatoken.FastTokenizer(chosen, vocabulary.read_table(chosen, Path()))
+    chosen = tiktoken_kind.find("gpt2")
+    encoder = gigatoken.FastTokenizer(chosen, tiktoken_kind.read_table(chosen, Path()))
     text, done, seconds, largest, shown = Text(), 0, 0.0, 0, 0.0
     print("| GB of text | MB now | MB at most | encoder made | MB/s |\n|--:|--:|--:|--:|--:|")
     while done < args.gigabytes * 1e9:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bench.limits import Counts, counts, rank_table, texts
 from fwconvert.shards import shard
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import tiktoken_kind
 from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ def llmc(files: list[str], out: str, processes: int, tokenizer: str, shard_token
 def batches(files: list[str], out: str, processes: int, tokenizer: str) -> Counts:
     """Tokenize as scripts on datasets.map do: a pool gets 1,000 documents at a time, returns lists of ids."""
     total: Counts = Counter()
-    kind = shard.numpy_type(vocabulary.find(tokenizer).token_type)
+    kind = shard.numpy_type(tiktoken_kind.find(tokenizer).token_type)
     with _pool(processes, tokenizer) as pool, Path(out, "tokens.bin").open("wb") as file:
         for lists in pool.imap(_encode_batch, _runs(_documents(files, total))):
             tokens = np.concatenate([np.array(ids, kind) for ids in lists])
@@ -60,7 +60,7 @@ def batches(files: list[str], out: str, processes: int, tokenizer: str) -> Count
 def huggingface(files: list[str], out: str, tokenizer: str, json_file: str) -> Counts:
     """Tokenize with the tokenizers package: encode_batch, multithreaded."""
     total: Counts = Counter()
-    chosen = vocabulary.find(tokenizer)
+    chosen = tiktoken_kind.find(tokenizer)
     engine = import_module("tokenizers").Tokenizer.from_file(json_file)
     kind = shard.numpy_type(chosen.token_type)
     with Path(out, "tokens.bin").open("wb") as file:
@@ -97,7 +97,7 @@ def _pool(processes: int, tokenizer: str) -> Any:
 
 def _load(tokenizer: str) -> None:
     global _encoding  # noqa: PLW0603  # a pool gives its processes nothing else
-    chosen = vocabulary.find(tokenizer)
+    chosen = tiktoken_kind.find(tokenizer)
     _encoding = tiktoken.Encoding(
         chosen.name,
         pat_str=chosen.pattern,
@@ -139,7 +139,7 @@ def _encode_batch(run: list[str]) -> list[list[int]]:
 
 def _write_shards(arrays: Iterable[Array], folder: Path, tokenizer: str, size: int) -> int:
     """Fill and write shards of `size` tokens, the first of them for validation; return all tokens."""
-    kind = vocabulary.find(tokenizer).token_type
+    kind = tiktoken_kind.find(tokenizer).token_type
     buffer, filled, number = np.empty(size, shard.numpy_type(kind)), 0, 0
     for tokens in arrays:
         rest = tokens
@@ -167,7 +167,7 @@ def describe(tokenizer: str, json_file: str) -> None:
 
     EOT has its id, but is no added token: a text that spells it out is text.
     """
-    chosen = vocabulary.find(tokenizer)
+    chosen = tiktoken_kind.find(tokenizer)
     ranks = parse_ranks(rank_table(chosen))
     letters = _byte_letters()
     spell = {piece: "".join(letters[byte] for byte in piece) for piece in ranks}

@@ -20,7 +20,7 @@ from fwconvert.sources import filters
 from fwconvert.sources import parquet as source
 from fwconvert.sources.filters import Sieve
 from fwconvert.store.local import LocalStore
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 _TYPES: tuple[TokenType, ...] = ("uint16", "uint32")
 # A file of a few KB may hold a thousand batches; the first are like the others.
@@ -40,7 +40,7 @@ _TABLE = pa.RecordBatch.from_pydict(
 def parquet(scratch: Path) -> Callable[[bytes], object]:
     """Return what reads a source file: as the driver, trace and a worker do."""
     path = scratch / "source.parquet"
-    known = vocabulary.find("bytes")
+    known = registry.find("bytes")
     rules = Rules(
         "bytes", known.sha256, "before", "uint16", "text", 300, 0, "independent", "llmc", "a", 3,
         where="score > 1.0 or language == 'en'",

@@ -32,7 +32,7 @@ from fwconvert.sources.demo import Corpus
 from fwconvert.store import layout, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import JoinReceipt, Quarantined, Receipt, ShardLine, Sidecar
-from fwconvert.tokens import vocabulary
+from fwconvert.tokens import registry
 
 _RUN = Path(__file__).resolve().parents[3] / "tests" / "hostile" / "run"
 # Of the orders of a join, batches of a loader, shards of a manifest: more find nothing new.
@@ -235,7 +235,7 @@ def document_index(scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         folder.local(layout.index(line.name)).write_bytes(data)
-        entries = len(data) // good.rules.kind.index_entry_bytes
+        entries = len(data) // good.rules.shard_format.index_entry_bytes
         told = msgspec.structs.replace(line, documents=entries, index_sha256=hashlib.sha256(data).hexdigest())
         lines = tuple(told if one is line else one for one in good.shards)
         found = msgspec.structs.replace(good, shards=lines)
@@ -252,7 +252,7 @@ def sidecars(scratch: Path) -> Callable[[bytes], object]:
     """Return what verifies a shard whose side files, for Megatron-LM and datatrove, are the input."""
     folder = LocalStore(scratch)
     folder.prepare()
-    known = vocabulary.find("bytes")
+    known = registry.find("bytes")
     tokens, starts = [104, 105, 256] * 4, [0, 3, 6, 9]
     body = b"".join(token.to_bytes(2, "little") for token in tokens)
     index = b"".join(
@@ -264,13 +264,13 @@ def sidecars(scratch: Path) -> Callable[[bytes], object]:
             rules = Rules(
                 "bytes", known.sha256, "after", "uint16", "text", 12, 0, "independent", kind, "a", 3
             )
-            name = f"a_train_00000_000{rules.kind.suffix}"
-            content = header("uint16", len(tokens), rules.kind) + body
+            name = f"a_train_00000_000{rules.shard_format.suffix}"
+            content = header("uint16", len(tokens), rules.shard_format) + body
             folder.local(name).write_bytes(content)
             folder.local(layout.index(name)).write_bytes(index)
             beside = []
-            for suffix in rules.kind.sidecars:
-                one = name.removesuffix(rules.kind.suffix) + suffix
+            for suffix in rules.shard_format.sidecars:
+                one = name.removesuffix(rules.shard_format.suffix) + suffix
                 folder.local(one).write_bytes(data)
                 beside.append(Sidecar(one, len(data), _sha256(data)))
             line = ShardLine(

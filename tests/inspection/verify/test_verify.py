@@ -40,7 +40,7 @@ from fwconvert.inspection.verify import verify
 from fwconvert.store import layout as names
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import ShardLine
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.tiktoken_kind import find
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -203,8 +203,8 @@ def test_files_that_the_manifest_does_not_know_are_told(before: Path) -> None:
         "t_train_00009_003.bin: is not in the run manifest",
         "index/t_train_00009_003.docs: is not in the run manifest",
         # A run of this layout never makes such names, but a trainer's glob finds them.
-        "t_val_000000.bin: is not of this run",
-        "t_train_mine.bin: is not of this run",
+        "t_val_000000.bin: is not part of this run",
+        "t_train_mine.bin: is not part of this run",
     )
 
 

@@ -25,7 +25,7 @@ from verified import (
 from fwconvert.inspection import verify_shard
 from fwconvert.shards import shard
 from fwconvert.store import layout
-from fwconvert.tokens.vocabulary import find
+from fwconvert.tokens.registry import find
 
 # --- EOT before each document
 

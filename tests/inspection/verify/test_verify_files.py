@@ -167,6 +167,6 @@ def test_every_problem_is_told_at_once(before: Path) -> None:
         "index/t_train_00001_002.docs: is missing",
         "t_train_00005_000.bin: is damaged",
         "t_train_00005_000.bin: 1 ids are outside the vocabulary of 257, the first at token 7",
-        "t_train_99999_000.bin: is not of this run",
+        "t_train_99999_000.bin: is not part of this run",
         "manifest.json: the headline's tokens is 1",
     )

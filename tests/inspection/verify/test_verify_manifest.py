@@ -88,7 +88,8 @@ CONTRADICTIONS: list[tuple[Callable[[Json], object], list[str]]] = [
     ),
     (
         lambda m: m["sources"][8].update(path="../8-short.parquet"),
-        ["a source manifest has a bad entry", "the job 8-short.parquet is of no source", "recipe_id",
+        ["a source manifest has a bad entry", "the job 8-short.parquet does not belong to a source",
+         "recipe_id",
          "the headline's complete is True, but the lines below give False"],
     ),
     (
@@ -123,7 +124,8 @@ CONTRADICTIONS: list[tuple[Callable[[Json], object], list[str]]] = [
     (swap_jobs, ["the jobs are not in the order of their sources, each once"]),
     (
         rename_job,
-        ["the job another.parquet is of no source of this recipe", "the headline's complete is True"],
+        ["the job another.parquet does not belong to a source of this recipe",
+         "the headline's complete is True"],
     ),
     (
         lambda m: line_of(m, "t_train_00001_002.bin").update(documents=1),

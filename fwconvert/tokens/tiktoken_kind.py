@@ -1,13 +1,22 @@
-"""Vocabularies: which ids exist, what defines them, and where their rank tables come from.
+"""Tokenizers of tiktoken: which there are, where their rank tables come from, and which encoder is used.
 
 A vocabulary is known by the sha256 of its rank table, which tiktoken pins in
 its source and we pin here again; a table is proven every time it is read. The
 tables of gpt2 and cl100k_base ship with the package, so that a machine without
 a network works. Any other table comes from tiktoken's cache, or else from the
-address that tiktoken has for it and into that cache, once, in the parent
-(`provide`). It is not left to tiktoken to fetch it, which waits for ever and
-reads whatever comes. Workers only read (`read_table`): sixteen of them that
-each download the same table are slow at best, and without a network hopeless.
+address that tiktoken has for it and into that cache, once, in the driver
+(`provide_table`). tiktoken itself would wait for ever and read whatever comes.
+Workers only read (`read_table`): sixteen of them that each download the same
+table are slow at best, and without a network hopeless.
+
+tiktoken is the reference, gigatoken the fast way to the same ids. Which of the
+two encodes is an option, not part of the recipe. gigatoken may be installed and
+not import (a broken installation, another Python mode), or end the process (an
+instruction that an old processor lacks). So it is tried in a process of its
+own before anything depends on it, which also keeps it out of the driver's
+memory. That takes as long as starting one worker.
+
+Light on purpose: the driver chooses, a worker loads.
 """
 
 import hashlib
@@ -15,25 +24,35 @@ import importlib.resources
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata, util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fwconvert import files
 from fwconvert.addresses import plain
-from fwconvert.errors import FwconvertError, ManifestError, UsageError, message
+from fwconvert.errors import EndedApart, FwconvertError, ManifestError, UsageError, message
 from fwconvert.hub.retry import TransientError
+from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.store import atomic
-from fwconvert.tokens.spec import TokenizerSpec
+from fwconvert.tokens.spec import Loading, TokenizerSpec
+
+if TYPE_CHECKING:
+    from fwconvert.tokens.tokenizer import Tokenizer
+
+# gigatoken's names for the split patterns, by rank table. It refuses p50k_base, whose ranks have gaps.
+PRETOKENIZERS = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
+
 
 BUNDLED = frozenset({"r50k_base", "cl100k_base"})
-
-BYTES_DEFINITION = b"fwconvert bytes 1: a token is one byte of UTF-8, <|endoftext|> is 256\n"
 
 # The largest table (o200k_base) has 3.6 MB; a damaged file must not fill the memory.
 MOST_TABLE_BYTES = 32 * 2**20
 
-# A person waits for it.
+# Someone is waiting for it.
 _CALL_SECONDS = 30.0
 _MOST_SECONDS = 300.0
 
@@ -58,7 +77,7 @@ class Vocabulary(TokenizerSpec):
     """A tokenizer that is built in."""
 
     built_in: bool = True
-    # The rank table's name; empty for `bytes`, which needs none.
+    # The rank table's name.
     table: str
     pattern: str
     # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
@@ -99,16 +118,6 @@ VOCABULARIES = {
         _tiktoken("p50k_base", "p50k_base", _P50K_SHA256, (50281, 50256), (_R50K_PATTERN, 4.63)),
         _tiktoken("cl100k_base", "cl100k_base", _CL100K_SHA256, (100277, 100257), (_CL100K_PATTERN, 4.7)),
         _tiktoken("o200k_base", "o200k_base", _O200K_SHA256, (200019, 199999), (_O200K_PATTERN, 4.75)),
-        Vocabulary(
-            kind="bytes",
-            name="bytes",
-            table="",
-            sha256=hashlib.sha256(BYTES_DEFINITION).hexdigest(),
-            size=257,
-            eot=256,
-            pattern="",
-            text_bytes_per_token=1.0,
-        ),
     )
 }
 
@@ -118,13 +127,117 @@ def find(name: str) -> Vocabulary:
     return VOCABULARIES[name]
 
 
-def provide(vocabulary: Vocabulary, folder: Path) -> None:
+class TiktokenKind:
+    """See spec.TokenizerKind."""
+
+    def names(self) -> list[str]:
+        """See TokenizerKind."""
+        return list(VOCABULARIES)
+
+    def find(self, name: str) -> TokenizerSpec | None:
+        """See TokenizerKind."""
+        return VOCABULARIES.get(name)
+
+    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:
+        """See TokenizerKind."""
+        return choose(wanted, find(spec.name), why_fast_fails)
+
+    def provide(self, spec: TokenizerSpec, folder: Path) -> None:
+        """See TokenizerKind."""
+        provide_table(find(spec.name), folder)
+
+    def copy(self, spec: TokenizerSpec, folder: Path, target: Path) -> None:
+        """See TokenizerKind."""
+        copy_table(find(spec.name), folder, target)
+
+    def load(self, spec: TokenizerSpec, folder: Path, how: Loading) -> "Tokenizer":
+        """See TokenizerKind."""
+        known = find(spec.name)
+        table = read_table(known, folder)
+        if how.encoder == "fast":
+            from fwconvert.tokens.gigatoken import FastTokenizer  # noqa: PLC0415  # heavy
+
+            return FastTokenizer(known, table, how.threads, how.scratch)
+        from fwconvert.tokens.tokenizer import ReferenceTokenizer  # noqa: PLC0415  # heavy
+
+        return ReferenceTokenizer(known, table, how.threads)
+
+    def estimate_tokens(self, spec: TokenizerSpec, text_bytes: int, documents: int) -> int:
+        """See TokenizerKind."""
+        return max(documents, round(text_bytes / find(spec.name).text_bytes_per_token))
+
+
+# Tells why the fast encoder fails on this machine, or "".
+Trial = Callable[[Vocabulary], str]
+
+
+def choose(wanted: EncoderChoice, known: Vocabulary, trial: Trial) -> tuple[Encoder, str]:
+    """Return the encoder to use, and why it is not the fast one ("" if it is, or if that is no loss)."""
+    if wanted == "reference":
+        return "reference", ""
+    missing = _why_not_fast(known, trial)
+    if not missing:
+        return "fast", ""
+    if wanted == "fast":
+        raise UsageError(
+            message(
+                "the fast encoder cannot be used",
+                "pass --encoder auto or --encoder reference: the output is the same",
+                reason=missing,
+            )
+        )
+    return "reference", f"the reference encoder is used, which is slower: {missing}"
+
+
+def _why_not_fast(known: Vocabulary, trial: Trial) -> str:
+    if known.table not in PRETOKENIZERS:
+        return f"gigatoken does not know {known.name}"
+    if util.find_spec("gigatoken") is None:
+        return "gigatoken is not installed (it has no wheel for every platform)"
+    from fwconvert.tokens.disagreements import GIGATOKEN  # noqa: PLC0415  # loads numpy
+
+    installed = _version()
+    if installed != GIGATOKEN:
+        return f"gigatoken {installed} is installed, and only {GIGATOKEN} was compared with tiktoken"
+    failure = trial(known)
+    return f"gigatoken is installed and does not work here: {failure}" if failure else ""
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gigatoken")
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+# Importing it takes a moment; from a slow network drive, many.
+_GUARD = ProcessLimits(stall_seconds=60.0)
+
+
+def why_fast_fails(known: Vocabulary) -> str:
+    """Return why gigatoken cannot be used for a vocabulary on this machine, or ""."""
+    try:
+        return call_apart(_try, known, _GUARD)
+    except EndedApart as ended:
+        return str(ended)
+
+
+def _try(known: Vocabulary) -> str:
+    try:
+        from fwconvert.tokens.gigatoken import agrees  # noqa: PLC0415  # heavy, and what is tried: in its process only
+
+        return "" if agrees(known) else "it gives other tokens than tiktoken"
+    except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
+        return f"{type(error).__name__}: {error}"
+
+
+def provide_table(vocabulary: Vocabulary, folder: Path) -> None:
     """Make sure that `read_table(vocabulary, folder)` will work, now and in every worker.
 
     Parent only. Writes `folder/{sha256}.tiktoken` if the table is not bundled
-    and not there yet; raises UsageError if it cannot be had.
+    and not there yet; raises UsageError if it cannot be fetched.
     """
-    if _is_built_in(vocabulary):
+    if _is_bundled(vocabulary):
         read_table(vocabulary, folder)
     elif not _is_provided(vocabulary, folder):
         table = _through_tiktoken(vocabulary)
@@ -133,22 +246,20 @@ def provide(vocabulary: Vocabulary, folder: Path) -> None:
 
 
 def read_table(vocabulary: Vocabulary, folder: Path) -> bytes:
-    """Return the rank table (for `bytes`, its definition), proven by its sha256.
+    """Return the rank table, proven by its sha256.
 
     Reads the package and `folder`, never the network. A table that is missing
     or not the pinned one raises ManifestError.
     """
-    if not vocabulary.table:
-        return BYTES_DEFINITION
-    where, table = _bundled(vocabulary) if _is_built_in(vocabulary) else _from_folder(vocabulary, folder)
+    where, table = _bundled(vocabulary) if _is_bundled(vocabulary) else _from_folder(vocabulary, folder)
     if _sha256(table) != vocabulary.sha256:
         raise ManifestError(_wrong_table(vocabulary, where, _sha256(table)))
     return table
 
 
-def copy(vocabulary: Vocabulary, folder: Path, target: Path) -> None:
+def copy_table(vocabulary: Vocabulary, folder: Path, target: Path) -> None:
     """Copy a rank table that was provided in one folder to another, if it is there and right."""
-    if _is_built_in(vocabulary) or _is_provided(vocabulary, target):
+    if _is_bundled(vocabulary) or _is_provided(vocabulary, target):
         return
     with suppress(ManifestError):
         table = read_table(vocabulary, folder)
@@ -161,8 +272,8 @@ def provided_name(vocabulary: Vocabulary) -> str:
     return f"{vocabulary.sha256}.tiktoken"
 
 
-def _is_built_in(vocabulary: Vocabulary) -> bool:
-    return not vocabulary.table or vocabulary.table in BUNDLED
+def _is_bundled(vocabulary: Vocabulary) -> bool:
+    return vocabulary.table in BUNDLED
 
 
 def _bundled(vocabulary: Vocabulary) -> tuple[str, bytes]:
@@ -207,7 +318,7 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
     except (OSError, ValueError) as error:
         raise UsageError(_cannot_be_had(vocabulary, plain(error))) from None
     if _sha256(table) != vocabulary.sha256:
-        raise UsageError(_cannot_be_had(vocabulary, f"what came has sha256 {_sha256(table)}"))
+        raise UsageError(_cannot_be_had(vocabulary, f"the downloaded table has sha256 {_sha256(table)}"))
     if cached is not None:
         with suppress(FwconvertError):  # For the next run. This one has it.
             atomic.make_folder(cached.parent)
@@ -216,7 +327,7 @@ def _through_tiktoken(vocabulary: Vocabulary) -> bytes:
 
 
 def _downloaded(url: str) -> bytes:
-    """Return what is at an address; raise OSError if it is not to be had, or is no table."""
+    """Return what is at an address; raise OSError if it cannot be fetched or is not a table."""
     from fwconvert.hub import client, http  # noqa: PLC0415  (as above)
 
     api = client.client()
@@ -229,7 +340,7 @@ def _downloaded(url: str) -> bytes:
                 found += part
                 if len(found) > MOST_TABLE_BYTES or time.monotonic() > ends:
                     raise OSError(
-                        f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; no table is like that"
+                        f"{len(found):,} bytes came in {_MOST_SECONDS:.0f} s; a rank table is smaller"
                     )
     except (
         api.httpx.HTTPError,
@@ -272,7 +383,7 @@ def _sha256(content: bytes) -> str:
 def _wrong_table(vocabulary: Vocabulary, where: str, found: object) -> str:
     return message(
         "a rank table has the wrong content",
-        "install fwconvert again" if _is_built_in(vocabulary) else "run the same command again",
+        "install fwconvert again" if _is_bundled(vocabulary) else "run the same command again",
         tokenizer=vocabulary.name,
         file=where,
         wanted_sha256=vocabulary.sha256,
