@@ -30,10 +30,10 @@ class Options:
     worker_memory: int | None = None
     stall_timeout: float = 900.0
     # Of sources that are fetched: where to keep them, if anywhere; how many may lie ready for the
-    # workers; how many may be on their way; for how many seconds to try while nothing comes.
+    # workers; how many connections may fetch them; for how many seconds to try while nothing comes.
     keep_source: str | os.PathLike[str] | None = None
     prefetch: int | None = None
-    max_fetches: int = 4
+    max_connections: int = 64
     patience: float = 600.0
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Options:
         if self.keep_source == "":
             raise UsageError(message("keep_source is empty", "name a folder; '.' is the current one"))
         counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
-        counts |= {"fetch at a time": self.max_fetches, "byte of memory for a worker": self.worker_memory}
+        counts |= {"connection": self.max_connections, "byte of memory for a worker": self.worker_memory}
         for name, number in counts.items():
             if number is not None and number < 1:
                 raise UsageError(message(f"a run needs at least one {name}", given=number))

@@ -317,7 +317,8 @@ def _add_fetching(add: Callable[..., object]) -> None:
         help="keep fetched files here, and reuse those already there (default: remove them)")  # fmt: skip
     add("--prefetch", metavar="N", type=_count(1),
         help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
-    add("--max-fetches", metavar="N", type=_count(1), default=4, help="files fetched at a time (default: 4)")
+    add("--max-connections", metavar="N", type=_count(1), default=64,
+        help="connections to the hub; as many as make it faster are used (default: at most 64)")  # fmt: skip
     add("--patience", metavar="SECONDS", type=_count(1), default=600,
         help="how long to retry without progress from the hub (default: 600)")  # fmt: skip
 

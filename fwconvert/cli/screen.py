@@ -276,7 +276,8 @@ def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
     if snapshot.fetched is None:
         return []
     rate = UNKNOWN if speed is None else megabytes(speed.fetched)
-    return [f"fetching {rate} MB/s", f"limit: {snapshot.bottleneck}"]
+    over = f" over {snapshot.connections}" if snapshot.connections else ""
+    return [f"fetching {rate} MB/s{over}", f"limit: {snapshot.bottleneck}"]
 
 
 def fraction(snapshot: Snapshot) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fwconvert.errors import OutputError, Stopped
-from fwconvert.hub.part import PIECE_BYTES, ContentMismatch, Part
+from fwconvert.hub.part import ContentMismatch, Part
 from fwconvert.hub.remote import FileRange, Remote
 from fwconvert.hub.retry import Retry, TransientError
 from fwconvert.recipes import SourceShard
@@ -142,20 +142,21 @@ class Transfer:
         # Held while the part is written to.
         self._writing = threading.Lock()
 
+    def may_ask(self, now: float) -> bool:
+        """Return whether a range may be asked for: nothing is wrong, and no wait is left after a failure."""
+        if self.error is not None or now < self.retry_at:
+            return False
+        if self.retry_at:
+            self.retry_at = 0.0
+            self.retry.restart_flow()
+        return True
+
     def claim(self, most_pieces: int, now: float) -> Span | None:
         """Return a range that nobody fetches yet, or None; at most this many pieces."""
         part = self.part
-        if self.error is not None:
-            return None
-        if self.retry_at:
-            if now < self.retry_at:
-                return None
-            self.retry_at = 0.0
-            self.retry.restart_flow()
         if self.is_alone:
-            missing = (part.piece_begin(piece) for piece in range(part.pieces) if _is_missing(part, piece))
-            first = next(missing, None)
-            return None if first is None or self.spans else self._add(Span(first, self.file.bytes, now))
+            is_free = not self.spans and part.first_missing < self.file.bytes
+            return self._add(Span(part.first_missing, self.file.bytes, now)) if is_free else None
         taken = sorted((span.position, span.end) for span in self.spans)
         for piece in range(part.pieces):
             begin, end = part.piece_begin(piece), part.piece_end(piece)
@@ -182,9 +183,10 @@ class Transfer:
 
     def split(self, now: float) -> Span | None:
         """Return the second half of the largest range that is fetched, if it has whole pieces left."""
+        piece_bytes = self.part.piece_bytes
 
         def middle(span: Span) -> int:
-            return (span.position + span.end) // 2 // PIECE_BYTES * PIECE_BYTES + PIECE_BYTES
+            return ((span.position + span.end) // 2 // piece_bytes + 1) * piece_bytes
 
         spans = [] if self.is_alone else [span for span in self.spans if middle(span) < span.end]
         if not spans:
@@ -202,7 +204,7 @@ class Transfer:
             self.is_alone = True
             for other in [other for other in self.spans if other is not span]:
                 self._lose(other)
-            span.end = self.file.bytes
+            span.position, span.end = self.part.first_missing, self.file.bytes
             return True
 
     def collect(self, span: Span, content: bytes, now: float) -> None:
@@ -277,10 +279,6 @@ class Transfer:
                 self.error = self.error or error
             span.is_lost = True
         self.spans.remove(span)
-
-
-def _is_missing(part: Part, piece: int) -> bool:
-    return part.piece_begin(piece) < part.piece_end(piece)
 
 
 def _overlaps(taken: list[tuple[int, int]], begin: int, end: int) -> bool:
@@ -385,15 +383,16 @@ class Connections:
         fair_rate = self._pace.rate / max(1, self._working)
         # If nothing comes at all, it is not one connection that is slow.
         others_move = now - self._moved < 1.0
-        for transfer in self._transfers:
-            missing = (transfer.file.bytes - transfer.part.arrived) // PIECE_BYTES
+        allowed = [transfer for transfer in self._transfers if transfer.may_ask(now)]
+        for transfer in allowed:
+            missing = (transfer.file.bytes - transfer.part.arrived) // transfer.part.piece_bytes
             run = max(1, min(_MAX_RUN, missing // (2 * self._pace.limit)))
             span = transfer.claim(run, now)
             if span is None and others_move:
                 span = transfer.take_over(fair_rate, now)
             if span is not None:
                 return transfer, span
-        for transfer in self._transfers:
+        for transfer in allowed:
             span = transfer.split(now)
             if span is not None:
                 return transfer, span
@@ -412,7 +411,7 @@ class Connections:
                 raise ContentMismatch(f"the server has {answer.total:,} bytes instead of {file.bytes:,}")
             if answer.begin > span.position:
                 raise TransientError(f"the server sent bytes from {answer.begin:,} on, not {span.position:,}")
-            ignores_range = answer.begin < span.position or (answer.is_whole and end is not None)
+            ignores_range = answer.is_whole and (span.position > 0 or end is not None)
             if ignores_range and not transfer.fetch_alone(span):
                 return
             self._receive(transfer, span, answer)

@@ -27,11 +27,11 @@ from fwconvert.store import atomic, layout
 if sys.platform != "win32":
     import fcntl
 
-PIECE_BYTES = 4 * 2**20
 PART, PIECES = ".part", ".pieces"
 # How often to check whether another user of a part is done with it.
 _LOOK_SECONDS = 1.0
-_HEAD = struct.Struct("<8sQ40s")
+# A mark, the size of the file and of its pieces, and which start of the machine wrote it.
+_HEAD = struct.Struct("<8sQQ40s")
 _MAGIC = b"fwpiece1"
 
 # The parts in use by threads of this process: two sources may have equal content, and not every file
@@ -66,6 +66,8 @@ class Part:
     One thread calls `hash_more`; any number of threads may call `write`.
     """
 
+    piece_bytes = 4 * 2**20
+
     def __init__(self, path: Path, content: SourceShard, file: io.FileIO) -> None:
         self._path = path
         self._content = content
@@ -73,7 +75,7 @@ class Part:
         self._record: io.FileIO | None = None
         # Guards the file's position, and the counts.
         self._lock = threading.Lock()
-        self._counts = array("I", bytes(4 * -(-content.bytes // PIECE_BYTES)))
+        self._counts = array("I", bytes(4 * -(-content.bytes // self.piece_bytes)))
         self._sha256 = hashlib.sha256()
         self._hashed = 0
 
@@ -115,19 +117,25 @@ class Part:
         """Whether all bytes have arrived and are hashed."""
         return self._hashed == self._content.bytes
 
+    @property
+    def first_missing(self) -> int:
+        """Where the first bytes are missing; the size of the file if none are."""
+        ends = ((self.piece_begin(piece), self.piece_end(piece)) for piece in range(self.pieces))
+        return next((begin for begin, end in ends if begin < end), self._content.bytes)
+
     def piece_begin(self, piece: int) -> int:
         """Return where the missing bytes of a piece begin; where the next piece does if none is missing."""
-        return piece * PIECE_BYTES + self._counts[piece]
+        return piece * self.piece_bytes + self._counts[piece]
 
     def piece_end(self, piece: int) -> int:
         """Return where a piece ends."""
-        return min((piece + 1) * PIECE_BYTES, self._content.bytes)
+        return min((piece + 1) * self.piece_bytes, self._content.bytes)
 
     def write(self, position: int, content: memoryview) -> None:
         """Write bytes that arrived; those before them in the same piece have arrived already."""
         with self._lock:
             while content:
-                piece = position // PIECE_BYTES
+                piece = position // self.piece_bytes
                 size = min(len(content), self.piece_end(piece) - position)
                 self._write_to_piece(piece, position, content[:size])
                 content, position = content[size:], position + size
@@ -139,20 +147,20 @@ class Part:
                 written = self._file.write(content) or 0
                 content, position = content[written:], position + written
                 # After each call: a disk that is full may take a part of it.
-                self._counts[piece] = max(self._counts[piece], position - piece * PIECE_BYTES)
+                self._counts[piece] = max(self._counts[piece], position - piece * self.piece_bytes)
                 self._note(piece)
 
     @property
     def has_more(self) -> bool:
         """Whether bytes have arrived that can be hashed."""
-        piece = self._hashed // PIECE_BYTES
+        piece = self._hashed // self.piece_bytes
         return self.is_whole or self.piece_begin(piece) > self._hashed
 
     def hash_more(self, tick: Callable[[], None]) -> bool:
         """Hash what has arrived without a gap behind what is hashed; return whether that was anything."""
         begun = self._hashed
         while self._hashed < self._content.bytes:
-            piece = self._hashed // PIECE_BYTES
+            piece = self._hashed // self.piece_bytes
             size = self.piece_begin(piece) - self._hashed
             if not size:
                 break
@@ -246,15 +254,15 @@ class Part:
 
     def _count_prefix(self, size: int) -> None:
         for piece in range(len(self._counts)):
-            begin = piece * PIECE_BYTES
+            begin = piece * self.piece_bytes
             self._counts[piece] = max(0, min(size, self.piece_end(piece)) - begin)
 
     def _believe(self, saved: bytes, size: int) -> None:
         """Take over saved counts if they can be right."""
         if len(saved) != _HEAD.size + 4 * len(self._counts):
             return
-        magic, content_bytes, boot = _HEAD.unpack_from(saved)
-        if (magic, content_bytes) != (_MAGIC, self._content.bytes):
+        *head, boot = _HEAD.unpack_from(saved)
+        if head != [_MAGIC, self._content.bytes, self.piece_bytes]:
             return
         # After a power cut there may be counts of data that never reached the disk; only a sha256 tells.
         if self._content.sha256 is None and (not boot.strip(b"\0") or boot != _boot_id()):
@@ -263,7 +271,7 @@ class Part:
         if sys.byteorder == "big":
             counts.byteswap()
         for piece, count in enumerate(counts):
-            begin = piece * PIECE_BYTES
+            begin = piece * self.piece_bytes
             if count and begin + count > min(size, self.piece_end(piece)):
                 return
         self._counts = counts
@@ -281,7 +289,9 @@ class Part:
         if sys.byteorder == "big":
             counts.byteswap()
         self._record.seek(0)
-        self._record.write(_HEAD.pack(_MAGIC, self._content.bytes, _boot_id()) + counts.tobytes())
+        self._record.write(
+            _HEAD.pack(_MAGIC, self._content.bytes, self.piece_bytes, _boot_id()) + counts.tobytes()
+        )
         self._record.truncate()
 
 

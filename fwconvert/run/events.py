@@ -44,6 +44,8 @@ class Snapshot:
     # Bytes that this session has fetched, and what the run waits for; None if nothing is fetched.
     fetched: int | None = None
     bottleneck: Bottleneck | None = None
+    # At work now.
+    connections: int = 0
 
 
 class Observer(Protocol):

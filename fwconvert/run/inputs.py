@@ -49,6 +49,8 @@ class Traffic:
     here: int
     # More is on its way, or would be if the remote could be reached.
     coming: bool
+    # At work now.
+    connections: int
 
 
 def always(_: ConvertOrder) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from fwconvert.errors import RemoteError, SourceError, Stopped
+from fwconvert.hub.connections import Connections
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.download import Download
 from fwconvert.hub.part import PIECES, part_name
@@ -48,7 +49,7 @@ class Terms:
 
     # Files that may be fetched, or be on their way, before a worker wants them.
     prefetch: int
-    # Files that may be on their way at a time.
+    # Connections that may fetch them.
     connections: int
     # Orders that may be carried out at a time: as many files more are on the disk.
     workers: int
@@ -60,7 +61,7 @@ def open_input(recipe: Recipe, options: Options, store: Store) -> Input:
     manifest, keep = recipe.source, options.keep_folder
     if recipe.root is not None:
         return LocalFiles(manifest, recipe.root)
-    terms = Terms(options.prefetch_count, options.max_fetches, options.worker_count, options.patience)
+    terms = Terms(options.prefetch_count, options.max_connections, options.worker_count, options.patience)
     private = store.local(layout.SOURCES)
     remote = Dataset(manifest.dataset, manifest.revision)
     return Prefetch(remote, manifest, terms, private, None if keep is None else keep.absolute())
@@ -89,6 +90,7 @@ class Prefetch(Input):
         self._sizes: Mapping[str, Size] | None = None
         self._notices: deque[str] = deque()
         self._bytes = 0
+        self._connections = Connections(terms.connections)
         # Guards all below. Threads wait on it for room, and say with it what is ready.
         self._changed = threading.Condition()
         self._begin()
@@ -157,6 +159,7 @@ class Prefetch(Input):
         """
         self._remove_others(orders)
         self._is_wanted, self._waiting = is_wanted, deque(orders)
+        self._connections = Connections(self._terms.connections)
         fetching = Download(
             self._remote,
             self._terms.retry_seconds,
@@ -164,6 +167,7 @@ class Prefetch(Input):
             self._count,
             self._notices.append,
             keeps=self._keep is not None,
+            connections=self._connections,
         )
         for number in range(min(self._terms.connections, self._terms.prefetch, len(orders))):
             thread = threading.Thread(
@@ -217,7 +221,8 @@ class Prefetch(Input):
             # Among what is ready there may be errors that nobody has taken yet.
             ready = sum(isinstance(item, ConvertOrder) for item in self._ready)
             coming = on_the_way > 0 or self._is_lost or bool(self._waiting and self._may_begin())
-            return Traffic(self._bytes, self._held - self._ahead + ready, coming)
+            here = self._held - self._ahead + ready
+            return Traffic(self._bytes, here, coming, self._connections.active)
 
     def notices(self) -> list[str]:
         """Return what fetching had to say since this was last asked."""

@@ -76,7 +76,7 @@ def check(store: Store, recipe: Recipe, options: Options, inputs: Input, stop: t
     # A join of whole sources may keep more workers busy than there are sources.
     jobs, workers = len(recipe.source.files), options.worker_count
     at_once = workers if recipe.rules.layout == "contiguous" else min(workers, jobs)
-    check_open_files(at_once, options.max_fetches if recipe.root is None else 0)
+    check_open_files(at_once, options.max_connections if recipe.root is None else 0)
     if options.check_disk:
         check_disk(store, recipe, options, inputs)
     refuse_wrong_folder(store, recipe, inputs)

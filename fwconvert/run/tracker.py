@@ -126,6 +126,7 @@ class Tracker:
             running=running,
             fetched=None if traffic is None else traffic.bytes,
             bottleneck=bottleneck,
+            connections=0 if traffic is None else traffic.connections,
         )
 
     def manifest(self, *, complete: bool = False) -> RunManifest:

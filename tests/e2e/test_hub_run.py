@@ -120,7 +120,7 @@ class SourceWatch(threading.Thread):
 def test_few_sources_are_on_the_disk_at_a_time_and_the_log_says_what_limits_the_run(
     mini: Miniature, tmp_path: Path
 ) -> None:
-    flags = ("--prefetch", "2", "--workers", "1", "--max-fetches", "2")
+    flags = ("--prefetch", "2", "--workers", "1", "--max-connections", "2")
     with HubServer(mini.repository, rate=1_000_000) as hub, SourceWatch(tmp_path) as watch:
         ended = run(conversion(mini.pinned, tmp_path, *flags), hub.endpoint)
     assert_tidy_end(ended, 0)
@@ -138,7 +138,7 @@ def logged(said: str) -> list[str]:
 
 
 def test_a_slow_network_is_what_limited_the_run_in_the_end(mini: Miniature, tmp_path: Path) -> None:
-    flags = ("--prefetch", "2", "--max-fetches", "2")
+    flags = ("--prefetch", "2", "--max-connections", "2")
     with HubServer(mini.repository, rate=300_000) as hub:
         ended = run(conversion(mini.pinned, tmp_path, *flags), hub.endpoint)
     assert_tidy_end(ended, 0)
@@ -173,7 +173,7 @@ def test_a_slow_worker_is_what_limits_the_run(mini: Miniature, hub: HubServer, t
 def test_the_first_file_is_converted_before_the_last_is_asked_for(
     mini: Miniature, hub: HubServer, tmp_path: Path
 ) -> None:
-    words = conversion(mini.pinned, tmp_path, "--prefetch", "100", "--max-fetches", "1")
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "100", "--max-connections", "1")
     never = threading.Event()
     hub.fault("late", path=mini.names[1], times=None, until=never.is_set)
     with running(words, hub.endpoint) as process:
@@ -207,7 +207,7 @@ def test_a_kill_in_a_fetch_and_a_conversion_costs_not_a_byte(
 ) -> None:
     stalled = mini.names[3]
     hub.fault("stall", path=stalled, after=100_000)
-    words = conversion(mini.pinned, tmp_path, "--prefetch", "4", "--max-fetches", "2")
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "4", "--max-connections", "2")
     with running(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="60") as process:
         worker = suspended_in_a_conversion(process, tmp_path)
         # One is converted and four are ahead: nothing is on its way but the one that stalls.
@@ -237,7 +237,7 @@ def test_ctrl_c_in_stalled_fetches_stops_soon_and_the_same_command_finishes(
 ) -> None:
     fetches = 8
     hub.fault("stall", times=fetches, after=1_000, skip=1)  # not in the look at a footer
-    words = conversion(mini.pinned, tmp_path, "--prefetch", str(fetches), "--max-fetches", str(fetches))
+    words = conversion(mini.pinned, tmp_path, "--prefetch", str(fetches), "--max-connections", str(fetches))
     with running(words, hub.endpoint, HF_HUB_DOWNLOAD_TIMEOUT="60") as process:
         hub_runs.wait_for(lambda: [*sources(tmp_path).values()] == [1_000] * fetches, process)
         seconds = hub_runs.seconds_to_stop(process)
@@ -336,7 +336,7 @@ def reason(said: str, name: str) -> str:
 
 
 def test_a_network_that_goes_costs_nothing_that_has_come(mini: Miniature, tmp_path: Path) -> None:
-    words = conversion(mini.pinned, tmp_path, "--patience", "2", "--prefetch", "6", "--max-fetches", "2")
+    words = conversion(mini.pinned, tmp_path, "--patience", "2", "--prefetch", "6", "--max-connections", "2")
     with HubServer(mini.repository, rate=400_000) as hub, running(words, hub.endpoint) as process:
         hub_runs.wait_for(lambda: runner.workers(process), process)
         (worker,) = runner.workers(process)
@@ -372,7 +372,7 @@ def test_what_comes_while_another_file_is_out_of_reach_is_converted(
 ) -> None:
     """The worker is busy when the hub refuses one file, and others come after that."""
     hub.fault("status", on="hub", path=mini.names[2], status=403, times=None)
-    words = conversion(mini.pinned, tmp_path, "--prefetch", "6", "--max-fetches", "2")
+    words = conversion(mini.pinned, tmp_path, "--prefetch", "6", "--max-connections", "2")
     with running(words, hub.endpoint) as process:
         hub_runs.wait_for(lambda: runner.workers(process), process)
         (worker,) = runner.workers(process)

@@ -80,7 +80,9 @@ def assert_whole(world: World, out: Path) -> None:
     assert [*(out / runner.PRIVATE / "quarantine").iterdir()] == []
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "2"), ("--workers", "2", "--max-fetches", "1")], ids=str)
+@pytest.mark.parametrize(
+    "flags", [(), ("--workers", "2"), ("--workers", "2", "--max-connections", "1")], ids=str
+)
 def test_twins_are_converted_like_any_other_and_the_same_command_again_finds_all_done(
     flags: tuple[str, ...], world: World, hub: HubServer, tmp_path: Path
 ) -> None:

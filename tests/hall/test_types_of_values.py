@@ -112,11 +112,11 @@ def test_a_whole_number_is_a_number_and_one_recipe(tmp_path: Path) -> None:
     "option",
     [
         {"keep_source": ""}, {"keep_source": 5}, {"keep_source": b"here"},
-        *({name: value} for name in ("workers", "threads", "prefetch", "max_fetches", "worker_memory")
+        *({name: value} for name in ("workers", "threads", "prefetch", "max_connections", "worker_memory")
           for value in (0, -1, 1.0, True, "2", math.nan)),
         *({name: value} for name in ("patience", "stall_timeout")
           for value in (0, -1, -0.5, math.nan, -math.inf, True, "9", None)),
-        {"max_fetches": None}, {"encoder": "Fast"}, {"encoder": None}, {"check_disk": 0},
+        {"max_connections": None}, {"encoder": "Fast"}, {"encoder": None}, {"check_disk": 0},
         {"check_disk": None},
     ],
     ids=str,

@@ -37,7 +37,7 @@ LONGEST = 300
 FETCHER = """
 import json, os, sys, threading, time
 from pathlib import Path
-from fwconvert.hub import client, dataset as hub, download, retry
+from fwconvert.hub import client, connections, dataset as hub, download, part, retry
 from fwconvert.recipes import SourceShard
 
 calls, hold = [], None
@@ -70,6 +70,7 @@ def carry_out(order):
     calls.clear()
     hold = order["hold"]
     client.client().constants.HF_HUB_DOWNLOAD_TIMEOUT = order["timeout"]
+    part.Part.piece_bytes = order["piece"]
     retry._LONGEST_BACKOFF = order["longest_backoff"]
     retry._LONGEST_ASKED_WAIT = order["longest_asked_wait"]
     stop, told, came = threading.Event(), [], [0]
@@ -80,7 +81,8 @@ def carry_out(order):
             stop.set()
 
     dataset = hub.Dataset(order["repo"], order["revision"])
-    fetching = download.Download(dataset, order["patience"], stop, count, told.append, order["keeps"])
+    pool = connections.Connections(order["connections"])
+    fetching = download.Download(dataset, order["patience"], stop, count, told.append, order["keeps"], pool)
     error = text = ""
     begin = time.monotonic()
     try:
@@ -113,6 +115,9 @@ ORDINARY: dict[str, Any] = {
     "timeout": 30,
     "patience": 20,
     "longest_backoff": 0.05,
+    # So large that the files here have one, unless a test wants more.
+    "piece": 4 * 2**20,
+    "connections": 64,
     "longest_asked_wait": 300,
     "stop_at": None,
     "file_limit": None,
@@ -875,3 +880,127 @@ def test_a_server_that_is_down_is_said_with_its_address(case: Case, tmp_path: Pa
     with nobody() as endpoint:
         outcome = other_hub(case, endpoint, tmp_path)
     assert_says(outcome, "HubError", "no progress", endpoint, case.file.path, "network", "again")
+
+
+# Several ranges at once
+
+PIECE = 20_000
+
+
+def spans(case: Case) -> list[tuple[int, int]]:
+    """Return the ranges that were sent whole or in part: where each began, and how many bytes were sent."""
+    found = [(seen.range or "bytes=0-", seen.bytes) for seen in case.seen() if seen.bytes]
+    return sorted((int(wanted.removeprefix("bytes=").split("-")[0]), sent) for wanted, sent in found)
+
+
+def test_a_file_of_many_pieces_comes_by_many_ranges_and_the_hub_is_asked_once(case: Case) -> None:
+    case.fault("slow", rate=100_000, times=None)
+    outcome = case.arrives(piece=PIECE)
+    assert outcome.bytes == SIZE
+    assert spans(case) == [(begin, PIECE) for begin in range(0, SIZE, PIECE)]
+    asked = [seen for seen in case.hub.log if case.file.path in seen.path]
+    assert len(asked) == 1, "the address on the CDN is known after the first answer"
+    # 3 s by one connection.
+    assert outcome.seconds < 2.5
+
+
+def test_no_more_connections_than_allowed_are_used(case: Case) -> None:
+    case.fault("slow", rate=200_000, times=None)
+    case.arrives(piece=PIECE, connections=1)
+    begins = [int((seen.range or "bytes=0-")[6:].split("-")[0]) for seen in case.seen()]
+    assert begins == sorted(begins)
+
+
+@pytest.mark.parametrize("kind", ["close", "reset"])
+def test_ranges_that_break_go_on_where_they_broke(case: Case, kind: str) -> None:
+    case.fault(kind, after=7_000, times=6)
+    assert case.arrives(piece=PIECE).bytes == SIZE
+    covered = 0
+    for begin, sent in spans(case):
+        assert begin == covered, "no byte comes twice, and none is left out"
+        covered += sent
+    assert covered == SIZE
+
+
+def test_a_range_that_stalls_is_taken_over_by_another_connection(case: Case) -> None:
+    case.fault("stall", after=5_000, skip=3)
+    case.fault("slow", rate=4_000, times=None)  # The others go on for a while.
+    outcome = case.arrives(piece=PIECE, timeout=60)
+    assert outcome.seconds < 30  # and not the 60 of the stall
+
+
+@posix
+def test_a_process_killed_with_ranges_under_way_leaves_them_to_the_next_one(case: Case) -> None:
+    case.fault("slow", rate=20_000, times=8)
+    with case.fetchers.another() as doomed:
+        doomed.send(case.order(piece=PIECE, connections=8))
+        wait_until(lambda: size(case.part.with_suffix(".pieces")) and size(case.part) > PIECE)
+        time.sleep(0.5)
+        doomed.kill()
+    sent = sum(seen.bytes for seen in case.seen())
+    asked = len(case.seen())
+    outcome = case.arrives(piece=PIECE)
+    # What was sent and not yet written is sent again, some KB of each connection.
+    assert SIZE - sent <= outcome.bytes <= SIZE - sent + 8 * 20_000
+    assert outcome.bytes < SIZE
+    again = {begin for begin, _ in spans(case)[:]}
+    assert len(case.seen()) > asked
+    assert len(again) > 8
+
+
+def test_a_server_that_ignores_ranges_is_served_by_one_connection(case: Case) -> None:
+    case.fault("ignore_range", times=None)
+    case.arrives(piece=PIECE)
+    # Those that had asked before the first answer came, and none after it.
+    assert len(case.seen()) < SIZE // PIECE
+
+
+def test_a_server_that_ignores_ranges_fills_the_gaps_of_a_part(case: Case) -> None:
+    case.fault("status", status=503, times=None, skip=3)
+    case.fails("HubError", "503", piece=PIECE, patience=1, connections=3)
+    had = size(case.part)
+    assert had
+    case.hub._faults._faults.clear()
+    case.fault("ignore_range", times=None)
+    case.arrives(piece=PIECE)
+
+
+@pytest.mark.parametrize("damage", ["counts", "magic", "cut", "data"])
+def test_counts_that_lie_cost_a_second_fetch_and_no_byte(case: Case, damage: str) -> None:
+    case.fault("status", status=503, times=None, skip=3)
+    case.fails("HubError", "503", piece=PIECE, patience=1, connections=3)
+    case.hub._faults._faults.clear()
+    counts = case.part.with_suffix(".pieces")
+    raw = bytearray(counts.read_bytes())
+    if damage == "counts":
+        raw[-60:] = (PIECE.to_bytes(4, "little")) * 15
+    elif damage == "magic":
+        raw[:4] = b"xxxx"
+    elif damage == "cut":
+        raw = raw[:-4]
+    else:
+        content = bytearray(case.part.read_bytes())
+        content[:10] = bytes(10)
+        case.part.write_bytes(content)
+    counts.write_bytes(raw)
+    case.arrives(piece=PIECE)
+
+
+def test_a_part_of_an_earlier_version_has_no_gaps(case: Case) -> None:
+    case.have(case.content[:123_456])
+    assert case.arrives(piece=PIECE).bytes == SIZE - 123_456
+
+
+def test_a_part_with_gaps_is_not_believed_after_a_restart_if_nobody_knows_the_sha256(case: Case) -> None:
+    case.file = with_sha256(case.file, None)
+    case.fault("status", status=503, times=None, skip=3)
+    case.fails("HubError", "503", piece=PIECE, patience=1, connections=3)
+    case.hub._faults._faults.clear()
+    counts = case.part.with_suffix(".pieces")
+    raw = bytearray(counts.read_bytes())
+    raw[24:34] = b"0123456789"  # of the machine's last start
+    counts.write_bytes(raw)
+    content = bytearray(case.part.read_bytes())
+    content[:10] = bytes(10)  # that never reached the disk
+    case.part.write_bytes(content)
+    assert case.arrives(piece=PIECE).bytes == SIZE

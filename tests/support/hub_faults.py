@@ -234,6 +234,24 @@ class Exchange:
         return Seen(self.server, *question, self.status, self.sent)
 
 
+class Link:
+    """What all connections share: so many bytes a second, and so many seconds before each answer."""
+
+    def __init__(self, rate: int | None = None, latency: float = 0.0) -> None:
+        self.rate, self.latency = rate, latency
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait_for(self, size: int) -> float:
+        """Return for how long to wait before so many bytes may leave."""
+        if self.rate is None:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + size / self.rate
+            return self._free_at - now
+
+
 class Origin(ThreadingHTTPServer):
     """One listener on a free port of 127.0.0.1, serving from its construction until `stop`."""
 
@@ -248,8 +266,10 @@ class Origin(ThreadingHTTPServer):
         faults: Faults,
         log: list[Exchange],
         rate: int | None = None,
+        link: Link | None = None,
     ) -> None:
         self.name, self.answer, self.faults, self.log, self.rate = name, answer, faults, log, rate
+        self.link = link or Link()
         self.stopping = threading.Event()
         self.failures: list[BaseException] = []
         self._connections: set[socket.socket] = set()
@@ -324,6 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
         while fault and fault.kind == "late" and not fault.until():
             if self._wait(0.005):
                 raise ConnectionAbortedError("the server is being stopped")
+        self._wait(self.server.link.latency)
         length = 0 if self.command == "HEAD" else answer.body.length
         cut = fault.cut(length) if fault else None
         if cut != -1:
@@ -347,13 +368,15 @@ class _Handler(BaseHTTPRequestHandler):
         for chunk in body.chunks(limit, CHUNK if rate is None else min(CHUNK, max(1, rate // 20))):
             position = fault.after - exchange.sent if fault and fault.kind == "corrupt" else -1
             exchange.sent += len(chunk)
+            if self._wait(self.server.link.wait_for(len(chunk))):
+                raise ConnectionAbortedError("the server is being stopped")
             self.wfile.write(_flipped(chunk, position))
             if rate is not None and self._wait(start + exchange.sent / rate - time.monotonic()):
                 raise ConnectionAbortedError("the server is being stopped")
 
     def _wait(self, seconds: float) -> bool:
         """Wait that long, or until the server is being stopped; return whether it is."""
-        return self.server.stopping.wait(max(0.0, seconds))
+        return self.server.stopping.wait(seconds) if seconds > 0 else self.server.stopping.is_set()
 
     def _cut_off(self, fault: Fault) -> None:
         if fault.kind in {"stall", "hang"}:

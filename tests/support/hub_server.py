@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from hub_faults import CHUNK, Answer, Body, Exchange, Fault, Faults, Kind, Origin, Request, Seen
+from hub_faults import CHUNK, Answer, Body, Exchange, Fault, Faults, Kind, Link, Origin, Request, Seen
 
-__all__ = ["COMMIT", "REPO", "HubServer", "Seen", "write_files"]
+__all__ = ["COMMIT", "REPO", "HubServer", "Link", "Seen", "write_files"]
 
 REPO = "HuggingFaceFW/fineweb-edu"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,6 +46,7 @@ class HubServer:
 
     `token`: the repository is private, or with `gated` a gated one, to everyone who does not send it.
     `cdn=False`: the hub sends the content itself. `rate`: bytes per second on each connection to the CDN.
+    `link`: what all connections share.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class HubServer:
         page_size: int = 1000,
         cdn: bool = True,
         rate: int | None = None,
+        link: Link | None = None,
     ) -> None:
         self.repo, self.commit = repo, commit
         self._files = _Files(folder)
@@ -67,8 +69,10 @@ class HubServer:
         self._token, self._gated, self._page_size, self._redirects = token, gated, page_size, cdn
         self._exchanges: list[Exchange] = []
         self._faults = Faults()
-        self._hub = Origin("hub", self._answer, faults=self._faults, log=self._exchanges)
-        self._cdn = Origin("cdn", self._cdn_answer, faults=self._faults, log=self._exchanges, rate=rate)
+        self._hub = Origin("hub", self._answer, faults=self._faults, log=self._exchanges, link=link)
+        self._cdn = Origin(
+            "cdn", self._cdn_answer, faults=self._faults, log=self._exchanges, rate=rate, link=link
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ class Place:
         kind = self._world.kind
         if kind == "hub":
             kept = ["--keep-source", str(self.kept)] if self._world.keeps_source else []
-            few = ["--prefetch", "1", "--max-fetches", "2"] if self._world.seed % 3 == 0 else []
+            few = ["--prefetch", "1", "--max-connections", "2"] if self._world.seed % 3 == 0 else []
             return ["--version", str(self._pinned), "--patience", "30", *kept, *few]
         if self._world.is_pinned:
             return ["--version", str(self._pinned), "--source", str(self.folder)]

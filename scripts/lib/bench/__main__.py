@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bench.growth import grow
 from bench.measure import BenchError, child, fwconvert, log, run
+from bench.network import measure_network, networks
 from bench.rows import Setup, checked, cores, fresh, measure, prepare, ways
-from bench.table import facts, growth_table, loader_table, rows_table, stages_table
+from bench.table import facts, growth_table, loader_table, network_table, rows_table, stages_table
 
 # Real sources are large, but each core needs several for an even distribution.
 FILES_PER_CORE = 4
@@ -87,6 +88,10 @@ def bench(args: argparse.Namespace, scale: Scale, work: Path) -> Report:
         rows = measure(setup, chosen, rounds, report.notes)
         report.add("End to end, process start-up included", rows_table(rows))
         report.notes += checked(rows)
+    if args.only and wanted("network"):  # It waits for most of its time, so only if asked for.
+        for network in networks():
+            log(f"  {network.title}")
+            report.add(f"Network: {network.title}", network_table(measure_network(setup, network, rounds)))
     if wanted("growth"):
         for growth in grow(setup, rounds, scale.sources):
             report.add(f"Growth with the {growth.title}, 1 worker", growth_table(growth))
@@ -160,7 +165,7 @@ def _parse_arguments() -> argparse.Namespace:
     add(
         "--only",
         metavar="ROW,...",
-        help="fwconvert, ceiling, floor, peers, llmc, map, hf, growth, stages, loader, ...",
+        help="fwconvert, ceiling, floor, peers, llmc, map, hf, growth, stages, loader, network, ...",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write the Markdown here too")
     add("--quick", action="store_true", help="little text, one round: a smoke test")

@@ -57,6 +57,21 @@ def _row(row: Row, llmc: float | None, ceiling: float | None) -> list[str]:
     ]
 
 
+def network_table(rows: Sequence[tuple[str, Measure]]) -> str:
+    """Return how long each way took, relative to the larger of what cannot be avoided.
+
+    That is the fastest downloader, or converting from disk.
+    """
+    alone = [took.seconds for title, took in rows if "alone" in title]
+    disk = [took.seconds for title, took in rows if "from disk" in title]
+    bound = max(min(alone, default=0.0), *disk)
+    lines = [
+        [title, f"{took.seconds:.2f}", f"{took.cpu_seconds:.2f}", f"{took.seconds / bound:.2f}"]
+        for title, took in rows
+    ]
+    return markdown(("way", "seconds", "CPU s", "of the bound"), lines)
+
+
 def growth_table(growth: Growth) -> str:
     """Return a series with its exponents."""
     head = (growth.title, "seconds", "beyond the first", "CPU s", "beyond the first", "peak MB")
