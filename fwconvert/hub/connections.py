@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fwconvert.errors import OutputError, Stopped
+from fwconvert.errors import HubError, OutputError, Stopped
 from fwconvert.hub.part import ContentMismatch, Part
 from fwconvert.hub.remote import FileRange, Remote
 from fwconvert.hub.retry import Retry, TransientError
@@ -25,7 +25,7 @@ _FIRST_CONNECTIONS = 8
 _MAX_RUN = 8
 # Bytes are collected for so long before they are written, or until there are so many.
 _COLLECT_SECONDS = 0.2
-_COLLECT_BYTES = 2**20
+_COLLECT_BYTES = 2**19
 # A connection that brings nothing for so long, or a quarter of what the others bring, is replaced.
 _STALL_SECONDS = 3.0
 _SLOW_SHARE = 4
@@ -139,6 +139,7 @@ class Transfer:
         self.is_alone = False
         # After a failure no new range is asked for until then; 0: at any time.
         self.retry_at = 0.0
+        self._has_begun = False
         # Held while the part is written to.
         self._writing = threading.Lock()
 
@@ -150,6 +151,12 @@ class Transfer:
             self.retry_at = 0.0
             self.retry.restart_flow()
         return True
+
+    def _begin(self) -> None:
+        """Count the time without progress from now on: until now other files had all connections."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.retry.progress()
 
     def claim(self, most_pieces: int, now: float) -> Span | None:
         """Return a range that nobody fetches yet, or None; at most this many pieces."""
@@ -268,6 +275,7 @@ class Transfer:
                 self.retry_at = time.monotonic() + self.retry.next_wait(error, self.file.path)
 
     def _add(self, span: Span) -> Span:
+        self._begin()
         self.spans.append(span)
         return span
 
@@ -331,8 +339,13 @@ class Connections:
     def _staff(self) -> None:
         """Start a thread if another connection may work and no thread is idle. Hold `changed`."""
         if not self._idle and self._working < self._pace.limit:
-            self._idle += 1
-            threading.Thread(target=self._work, name="connection", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="connection", daemon=True).start()
+            except RuntimeError:
+                if not self._active:  # Otherwise those that there are will do.
+                    raise
+            else:
+                self._idle += 1
 
     def _work(self) -> None:
         """Fetch one range after another, until no file is wanted."""
@@ -340,23 +353,26 @@ class Connections:
             transfer, span = task
             try:
                 self._fetch(transfer, span)
-            except TransientError as error:
-                self._failed(transfer, error)
             except BaseException as error:  # noqa: BLE001  # raised where the file is waited for
-                transfer.fail(error)
+                if not span.is_lost:  # Another connection has its range by now.
+                    self._failed(transfer, error)
             finally:
                 transfer.release(span)
                 with self.changed:
                     self._active.discard(span)
                     self._idle += 1
 
-    def _failed(self, transfer: Transfer, error: TransientError) -> None:
+    def _failed(self, transfer: Transfer, error: BaseException) -> None:
+        """Let a range be tried again after a while, or give the file up."""
+        if not isinstance(error, TransientError):
+            transfer.fail(error)
+            return
         if error.is_pressure:
             with self.changed:
                 self._pace.trouble(time.monotonic())
         try:
             transfer.failed(error)
-        except BaseException as final:  # noqa: BLE001  # as above
+        except HubError as final:
             transfer.fail(final)
 
     def _next(self) -> tuple[Transfer, Span] | None:
@@ -443,5 +459,8 @@ class Connections:
         with self.changed:
             self._moved = now
             transfer.retry.received(size, transfer.file.path, new=new > 0)
+            before = self._pace.limit
             self._pace.received(size, now, self._working)
             self._staff()
+            if self._pace.limit > before:
+                self.changed.notify_all()
