@@ -17,6 +17,7 @@ from fwconvert.store.receipts import (
     ShardLine,
     join_receipts,
     shard_problem,
+    totals,
 )
 from fwconvert.store.run_manifest import RunManifest, files_described
 from fwconvert.store.saved_recipe import read_plan
@@ -73,12 +74,8 @@ def status(out: str | os.PathLike[str]) -> Status:
         jobs_done=len(receipts),
         source_bytes=sum(file.bytes for file in files),
         source_bytes_done=sum(receipt.source_bytes for receipt in receipts),
-        documents=sum(receipt.counts.documents for receipt in receipts),
-        tokens=sum(receipt.counts.tokens for receipt in receipts),
         shards=len(lines) - len(missing),
-        null_rows=sum(receipt.counts.null_rows for receipt in receipts),
-        empty_rows=sum(receipt.counts.empty_rows for receipt in receipts),
-        filtered_rows=sum(receipt.counts.filtered_rows for receipt in receipts),
+        **totals([receipt.counts for receipt in receipts]),
         failed=tuple(failed for file in files if (failed := _failed(store, file.path))),
         missing_shards=tuple(missing),
     )

@@ -1,11 +1,11 @@
 """Document order: whole documents, shuffled over the whole run and packed into windows.
 
 A window begins with the first token of a document (the EOT with `--eot before`)
-and goes on with the documents that follow in the shuffled order; the last is
+and continues with the documents that follow in the shuffled order; the last is
 cut where the window ends. The rest of a cut document is left out, and the next
-window begins with the next document, as modded-nanogpt has it.
+window begins with the next document, as in modded-nanogpt.
 
-Where a document lies is looked up in the mapped document index when its turn
+Where a document is gets looked up in the mapped document index when its turn
 comes, so there is no table of documents. Of a document that runs on into the
 next shard, only the part in the shard in which it starts is served.
 """
@@ -81,7 +81,7 @@ class PackedDocuments:
         self._tokens = ArrayCache(self._read, shards.most_open)
 
     def passed(self, windows: int) -> int:
-        """Return how many tokens an epoch leaves out that ends after `windows` windows."""
+        """Return how many tokens an epoch of `windows` windows leaves out."""
         return self._shards.tokens - windows * self.size
 
     def walk(
@@ -158,7 +158,7 @@ class PackedDocuments:
         return self._shards.files[shard].read()
 
     def _open_index(self, shard: int) -> NDArray[Any]:
-        """Map where the documents of a shard start, after checking that they can."""
+        """Map where the documents of a shard start, after checking that the starts are valid."""
         line = self._shards.lines[shard]
         path = self._store.local(layout.index(line.name))
         starts = np.asarray(read_index(path, self._shards.shard_format, line.documents))["start"]

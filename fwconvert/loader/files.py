@@ -1,4 +1,4 @@
-"""Token shards as a loader opens them: a run's or anybody's, each checked before it is believed.
+"""Token shards as a loader opens them: a run's or any others, each checked before it is trusted.
 
 A shard is known by its header; one without a header by its name, or by what the
 caller says. Looking at a shard reads its first bytes and its size; its tokens
@@ -29,7 +29,7 @@ _LEAST_PAIRS = 8
 
 @dataclass(frozen=True)
 class Claims:
-    """What the run manifest, or the caller, says about a shard; None: nothing."""
+    """What the run manifest or the caller says about a shard; None if they do not say."""
 
     shard_format: Format | None = None
     token_type: TokenType | None = None
@@ -70,7 +70,7 @@ class TokenFile:
 
 
 def look(path: Path, claims: Claims) -> TokenFile:
-    """Return what a shard holds; raise ShardError, which names it, if it is no shard or not as claimed."""
+    """Return a shard's contents; raise ShardError, which names it, if it is not a shard or not as claimed."""
     start = beginning(path, formats.MOST_HEADER_BYTES)
     if path.suffix == ZIPPED:
         zstd.unpackable_size(path)
@@ -104,7 +104,7 @@ def _format_of(path: Path, start: Beginning, raw: TokenType | None) -> Format:
         raise ShardError(
             message(
                 "this token shard has a header, which would be served as tokens",
-                "leave raw out",
+                "do not pass raw",
                 file=path,
                 format=found.name,
                 given=f"raw={raw!r}",
@@ -118,7 +118,7 @@ def _format_of(path: Path, start: Beginning, raw: TokenType | None) -> Format:
         raise ShardError(
             message(
                 "this is not a token shard: neither llm.c's format nor numpy's",
-                "say raw='uint16' or raw='uint32' if it has no header",
+                "pass raw='uint16' or raw='uint32' if it has no header",
                 file=path,
                 first_bytes=start.head[:12].hex(" "),
             )
@@ -127,7 +127,7 @@ def _format_of(path: Path, start: Beginning, raw: TokenType | None) -> Format:
         raise ShardError(
             message(
                 "this file looks like tokens of 4 bytes, but a file of this name has tokens of 2",
-                "say raw='uint32', or raw='uint16' if its tokens do have 2 bytes",
+                "pass raw='uint32', or raw='uint16' if its tokens do have 2 bytes",
                 file=path,
                 first_bytes=start.head[:12].hex(" "),
             )
@@ -136,13 +136,13 @@ def _format_of(path: Path, start: Beginning, raw: TokenType | None) -> Format:
 
 
 def _looks_like_uint32(head: bytes) -> bool:
-    """Tell whether every second number of what should be uint16 is next to nothing."""
+    """Return whether every second number of what should be uint16 is almost zero."""
     low, high = np.frombuffer(head[: len(head) // 4 * 4], "<u2").reshape(-1, 2).T
     return len(high) >= _LEAST_PAIRS and bool(high.max() < _HIGH_HALVES <= low.max())
 
 
 class ArrayCache(dict[int, NDArray[Any]]):
-    """An array for each shard, made when it is asked for; the oldest goes when there are too many."""
+    """An array for each shard, made on first use; the oldest is dropped when there are too many."""
 
     def __init__(self, make: Callable[[int], NDArray[Any]], most: int) -> None:
         super().__init__()

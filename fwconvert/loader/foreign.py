@@ -21,7 +21,7 @@ _SPLITS: dict[str, Split] = {"train": "train", "val": "val", "valid": "val", "va
 def shard_paths(given: str | Path, split: Split) -> list[Path]:
     """Return the token shards of a split, sorted by name; where there are both, the plain file is taken.
 
-    Raises UsageError if there are none, or if their names leave it open which are meant.
+    Raises UsageError if there are none, or if their names are ambiguous.
     """
     place = Path(given)
     if place.is_dir():
@@ -31,7 +31,7 @@ def shard_paths(given: str | Path, split: Split) -> list[Path]:
             if path.is_file() and is_shard_name(path.name) and _split_in(path.name) == split
         ]
     elif place.exists():
-        # A single file is what the caller says, unless its name says otherwise.
+        # A single file is of the requested split, unless its name says otherwise.
         if _split_of(place) not in (None, split):
             raise _other_split(given, split, [place])
         found = [place]
@@ -53,12 +53,12 @@ def shard_paths(given: str | Path, split: Split) -> list[Path]:
 
 
 def is_shard_name(name: str) -> bool:
-    """Tell whether a file of this name could be a token shard."""
+    """Return whether a file of this name could be a token shard."""
     return name.removesuffix(ZIPPED).endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _matching(pattern: str | Path, split: Split) -> list[Path]:
-    """Return the files of a pattern that are of the split. If no name says 'train', unnamed ones are that."""
+    """Return the files of a pattern in the split. If no name has 'train', files without a split are it."""
     found = sorted(Path(path) for path in glob.glob(str(pattern)))  # noqa: PTH207  # may be absolute
     chosen = [path for path in found if _split_of(path) == split]
     unnamed = [path for path in found if _split_of(path) is None]
@@ -84,7 +84,7 @@ def _other_split(given: str | Path, split: Split, found: Sequence[Path]) -> Usag
     return UsageError(
         message(
             f"none of these files has '{split}' in its name",
-            f"say split='{named}' if that is what you want" if named else "put the split into the names",
+            f"pass split='{named}' if that is what you want" if named else "put the split into the names",
             f"or name others: 'some/*_{split}_*.bin'",
             given=given,
             split=split,
@@ -98,6 +98,6 @@ def _split_of(path: Path) -> Split | None:
 
 
 def _split_in(name: str) -> Split | None:
-    # The last counts: a dataset's name, which may say anything, stands before the split.
+    # The last word counts: the dataset's name, which may contain anything, comes before the split.
     words = [word for word in re.findall("[a-z]+", name.lower()) if word in _SPLITS]
     return _SPLITS[words[-1]] if words else None

@@ -1,4 +1,4 @@
-"""From token shards to batches: every window exactly once an epoch, in an order that can be entered anywhere.
+"""From token shards to batches: every window exactly once an epoch, in an order that can resume anywhere.
 
     loader = Loader("OUT", seq_len=1024, batch=8)
     for windows in loader:                       # one epoch; the next `for` is the next epoch
@@ -62,10 +62,10 @@ class Loader:
     # mean loss is NaN; True: if it is not full on all ranks; False: never, batches may be empty.
     # `dropped` says what that costs.
     drop_last: bool | None = None
-    # Of a run that is not complete, serve what is there now; its states fit nothing else.
+    # Serve what an incomplete run has now; states then fit only that set of shards.
     partial: bool = False
     # Serve a run while it is being made, and wait for it to begin and for more; give up (NotReady) after
-    # `timeout` seconds without any, or when it is certain that nobody is making it any more.
+    # `timeout` seconds without any, or when it is certain that no session is making it any more.
     follow: bool = False
     timeout: float | None = None
     poll: float = 5.0
@@ -94,7 +94,7 @@ class Loader:
     def __len__(self) -> int:
         """How many steps a whole epoch has; TypeError if that is not known before its end."""
         if self._total is None:
-            raise TypeError(f"the number of steps is not known beforehand (order={self.order!r})")
+            raise TypeError(f"the number of steps is not known in advance (order={self.order!r})")
         whole, left = divmod(self._total, self._share.step_windows)
         return whole + (left >= self._least)
 
@@ -122,19 +122,19 @@ class Loader:
             self._go(self.epoch, position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; if it is the present one, stay where we are."""
+        """Go to the beginning of an epoch; if it is the current one, keep the position."""
         epoch = loader_state.whole("epoch", epoch)
         if epoch < 0:
             raise UsageError(message("epochs are counted from 0", given=epoch))
         self._go(epoch, self._position if epoch == self.epoch else Position())
 
     def state(self) -> dict[str, Any]:
-        """Return where we are, for `resume`: a few numbers and words, the same on all ranks."""
+        """Return the position, for `resume`: a few numbers and words, the same on all ranks."""
         where = {**self._position._asdict(), "epoch": self.epoch, "passed_before": self._passed_before}
         return records.as_builtin(msgspec.structs.replace(self._identity, **where))
 
     def resume(self, state: Mapping[str, Any]) -> Self:
-        """Go to where a state was taken; refuse one of other shards, order, seed or window length."""
+        """Go to where a state was taken; refuse one with different shards, order, seed or window length."""
         found = loader_state.read(state, self._identity)
         if self._total is not None and found.windows > self._total:
             raise UsageError(
@@ -158,7 +158,7 @@ class Loader:
 
     @property
     def dropped(self) -> int | None:
-        """How many windows at the end of this epoch are left out; None if that is not known beforehand.
+        """How many windows at the end of this epoch are left out; None if that is not known in advance.
 
         An epoch that was begun with other ranks or another batch ends with another step than the next.
         """
@@ -263,7 +263,7 @@ class Loader:
             tokens=f"{sum(short):,} of {self._shards.tokens:,} are in them",
             seq_len=f"{self.seq_len:,}",
         )
-        # Of the line that makes the loader: behind us, __post_init__ and __init__.
+        # Attributed to the line that makes the loader, above __post_init__ and __init__.
         warnings.warn(text, stacklevel=4)
 
     def _find(self) -> Shards:

@@ -1,6 +1,6 @@
 """A shuffled order that needs no table: a keyed permutation of the numbers below any size.
 
-Where position 5 of the shuffled order leads is computed, not looked up, so the
+The number at position 5 of the shuffled order is computed, not looked up, so the
 order of a billion windows takes no memory and can be entered anywhere. It is a
 pure function of (size, seed, epoch), the same on every machine and in every
 version of fwconvert; FORMAT.md describes it, and tests hold it to that text.

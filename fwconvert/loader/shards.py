@@ -1,15 +1,15 @@
-"""Which token shards a loader serves: a run's, by its manifest, or those that `foreign` finds by their names.
+"""Which token shards a loader serves: a run's, by its manifest, or others, which `foreign` finds by name.
 
 All of them are looked at before the first token is served, so that a missing or
 damaged shard is found now and not in three days.
 
 A run can be served while it is being made. Which of its shards are ready then
-is decided here, and how long to wait for more: as long as there is hope. A
-session that has ended sends no message to those who wait, so they look at the
-lock of the run. Only where it proves that nobody is working on the run do they
-give up: a lock of another machine, or of a file system without locks, does not.
-A run that nobody has started yet is waited for, too; but its path may be wrong,
-so there is a warning.
+is decided here, and how long to wait for more: as long as more may come. A
+session that has ended does not notify waiting loaders, so they look at the
+run's lock. They give up only if it shows that no session is working on the run,
+which the lock of another machine, or a file system without locks, cannot show.
+A run that has not been started yet is waited for, too; but its path may be
+wrong, so there is a warning.
 """
 
 import time
@@ -53,7 +53,7 @@ class Selection:
     split: Split = "train"
     # The type of the tokens in headerless files whose names do not show that they are.
     raw: TokenType | None = None
-    # Whether an unfinished run will do: what is there now, or what comes.
+    # Whether to accept an unfinished run: what it has now, or what it is still making.
     partial: bool = False
     follow: bool = False
 
@@ -76,7 +76,7 @@ class Shards:
     files: tuple[TokenFile, ...]
     # Whether no more will come.
     complete: bool
-    # What tells this set of shards from others.
+    # Identifies this set of shards.
     fingerprint: str
     # The rest is known of a run's shards alone. Their lines in the run manifest, and their format:
     lines: tuple[ShardLine, ...] = ()
@@ -123,12 +123,12 @@ class Shards:
 
 
 def has_manifest(store: Store) -> bool:
-    """Tell whether a run has a run manifest."""
+    """Return whether a run has a run manifest."""
     return store.local(layout.MANIFEST).is_file()
 
 
 def has_begun(store: Store) -> bool:
-    """Tell whether somebody has begun a run there."""
+    """Return whether a run has been started there."""
     return has_manifest(store) or store.local(layout.PRIVATE).is_dir()
 
 
@@ -160,7 +160,7 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
                 "this run is not complete",
                 "run its command again, or",
                 "follow=True to serve what is there and wait for the rest, or",
-                "partial=True to make do with what is there now",
+                "partial=True to serve only what is there now",
                 folder=selection.path,
                 jobs_done=f"{manifest.headline.jobs_done:,} of {manifest.headline.jobs:,}",
             )
@@ -170,9 +170,9 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
     lines = _ready(manifest, selection)
     before = known.lines if known else ()
     if known and before[: len(lines)] == lines and not complete:
-        return known  # Nothing new; or a shard was damaged, and is made again.
+        return known  # Nothing new; or a damaged shard is being remade.
     if lines[: len(before)] != before:
-        raise ShardError(message("the shards of this run are no longer those it had", folder=selection.path))
+        raise ShardError(message("the shards of this run have changed", folder=selection.path))
     if complete and not lines:
         raise UsageError(message(f"this run has no {selection.split} shard", folder=selection.path))
     listed = [[line.name, line.tokens, line.sha256] for line in lines]
@@ -188,7 +188,7 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
 
 
 def _has_all(manifest: RunManifest, split: Split) -> bool:
-    """Tell whether no more shards of the split will come, though the run goes on.
+    """Return whether no more shards of the split will come, though the run continues.
 
     In the independent layout validation is the beginning of the first source; the join adds nothing to it.
     """
@@ -227,18 +227,20 @@ def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> l
     found = []
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
-            raise ManifestError(message("a run manifest lists a file that is no token shard", file=line.name))
+            raise ManifestError(
+                message("a run manifest lists a file that is not a token shard", file=line.name)
+            )
         plain = line.name.removesuffix(ZIPPED)
         paths = [store.local(layout.shard(name)) for name in (plain, plain + ZIPPED, line.name)]
         path = next((path for path in paths if path.exists()), paths[-1])
-        # A line tells the size of the file that the run made, not of what was packed or unpacked since.
+        # A line has the size of the file that the run made, not of one that was packed or unpacked since.
         size = line.bytes if path.name == line.name else None
         found.append(look(path, Claims(rules.shard_format, rules.token_type, line.tokens, size)))
     return found
 
 
 def check_can_be_followed(selection: Selection) -> None:
-    """Raise UsageError if this will never be the folder of a run; one that is not there yet may be."""
+    """Raise UsageError if this cannot become the folder of a run; a missing folder can."""
     path = Path(selection.path)
     is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
     is_foreign = (
@@ -265,11 +267,11 @@ class Waiting:
     poll: float
 
     def until(self, true: Callable[[], bool]) -> None:
-        """Return when `true()`; raise NotReady after the timeout, or once nobody makes the run any more."""
+        """Return when `true()`; raise NotReady after the timeout, or if no session makes the run any more."""
         began = seen = time.monotonic()
         warned = False
         while True:
-            # First of all: a session writes its last manifest before it lets go of the lock.
+            # Checked first: a session writes its last manifest before it releases the lock.
             deserted = self.store.is_deserted()
             if true():
                 return
@@ -283,7 +285,7 @@ class Waiting:
                 raise NotReady(self._no_run("gave up waiting for it"))
             if not (warned or has_begun(self.store)) and now - began >= _SILENT_SECONDS:
                 warned = True
-                # Of the line that makes the loader: behind us, _find, __post_init__ and __init__.
+                # Attributed to the line that makes the loader, above _find, __post_init__ and __init__.
                 warnings.warn(self._no_run("waiting for it"), stacklevel=5)
             time.sleep(self.poll)
 
@@ -300,7 +302,7 @@ class Waiting:
         past = sessions.all_of(self.store)
         return NotReady(
             message(
-                "nobody is making this run any more, and it is not complete",
+                "this run is not complete, and no session is working on it",
                 "run its command again; fwconvert status says what failed",
                 "resume from the last state when there is more",
                 folder=self.store.uri,
@@ -311,7 +313,7 @@ class Waiting:
     def _late(self) -> NotReady:
         return NotReady(
             message(
-                "the run has made nothing new before the timeout",
+                "the run made nothing new before the timeout",
                 "see fwconvert status; resume from the last state when there is more",
                 folder=self.store.uri,
                 seconds=self.timeout,

@@ -51,7 +51,7 @@ class State(Part, frozen=True):
     order: ReadingOrder
     seed: int
     seq_len: int
-    # What tells the set of shards from others.
+    # Identifies the set of shards.
     shards: str
     epoch: Count = 0
     windows: Count = 0
@@ -64,9 +64,9 @@ class State(Part, frozen=True):
 def whole(name: str, value: object) -> int:
     """Return a whole number of any type, numpy's too, as the int that a state can hold."""
     try:
-        # True is an int to Python, but nobody means a number by it.
+        # True is an int in Python, but never meant as a number.
         if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]  # this is how one asks
+            return operator.index(value)  # type: ignore[arg-type]  # raises TypeError if it has no index
     except TypeError:
         pass
     raise UsageError(message(f"{name} must be a whole number", given=repr(value)))
@@ -80,7 +80,7 @@ def read(given: object, here: State) -> State:
     plain: dict[Any, Any] = dict(given)
     try:
         found = msgspec.convert(plain, State)
-    except (msgspec.ValidationError, UnicodeError) as error:  # Half a character is none to msgspec.
+    except (msgspec.ValidationError, UnicodeError) as error:  # msgspec rejects lone surrogates.
         raise UsageError(message("this is not the state of a loader", advice, reason=error)) from error
     for name in ("shards", "order", "seed", "seq_len"):
         ours, theirs = getattr(here, name), getattr(found, name)
@@ -88,7 +88,7 @@ def read(given: object, here: State) -> State:
             raise UsageError(
                 message(
                     f"this state was taken from a loader with a different {name}",
-                    "make the loader as it was made then; batch, rank and ranks may differ",
+                    "create the loader with the same arguments; batch, rank and ranks may differ",
                     in_state=theirs,
                     here=ours,
                 )

@@ -1,4 +1,4 @@
-"""The loader as a dataset of PyTorch.
+"""The loader as a PyTorch dataset.
 
     dataset = TokenDataset(Loader("OUT", batch=8, rank=rank, ranks=ranks))
     for x, y in DataLoader(dataset, batch_size=None, num_workers=2): ...
@@ -39,23 +39,23 @@ class TokenDataset(IterableDataset[Pair]):
     """Yields (inputs, targets), a whole batch each: use it with batch_size=None.
 
     Each iteration is an epoch, and the next is the next epoch, with and without
-    worker processes. One that is left before its end goes on where it was. With
+    worker processes. One that is left before its end continues where it was. With
     workers, which work ahead of the loop, it begins again; if no more was left
     of it than they had ready, it may count as ended. `set_epoch` makes certain.
     """
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        # How many steps of others come before our next; None at the beginning.
+        # How many steps of other workers come before our next; None at the beginning.
         self._skip: int | None = None
         self._turns = _Turns(loader.epoch)
         # The next two are set in worker processes only: where the loader was when the process began,
         self._home: _Home | None = None
-        # and whether it was given a state to go on from.
+        # and whether it was given a state to resume from.
         self._resumed = False
 
     def __iter__(self) -> Iterator[Pair]:
-        # At once, not when the first batch is asked for: our state may be asked for before that.
+        # Now, not with the first batch: our state may be asked for before that.
         if get_worker_info() is not None:
             self._begin()
         return self._batches()
@@ -65,24 +65,24 @@ class TokenDataset(IterableDataset[Pair]):
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; if it is the present one, stay where we are."""
+        """Go to the beginning of an epoch; if it is the current one, keep the position."""
         self.loader.set_epoch(epoch)
         self._turns.put(self.loader.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where we are. If there are no workers, it fits any number of ranks and any batch size."""
+        """Return the position. Without workers it fits any number of ranks and any batch size."""
         worker, workers = _place()
         skip = worker if self._skip is None else self._skip
         return {"loader": self.loader.state(), "skip": skip, "workers": workers, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where a state was taken; one of a worker fits only as many workers and the same steps."""
+        """Go to where a state was taken; a worker's state fits only the same number of workers and steps."""
         here = {"workers": _place()[1], "step": self._step}
         shared = state["workers"] > 1
         if shared and any(state[name] != value for name, value in here.items()):
             raise UsageError(
                 message(
-                    "this state belongs to one of several workers, which shared the steps in another way",
+                    "this state belongs to one of several workers, which shared the steps differently",
                     "resume with the same workers, ranks and batch, or from a state taken without workers",
                     workers=f"{state['workers']} then, {here['workers']} now",
                     windows_in_a_step=f"{state['step']} then, {here['step']} now",
@@ -193,7 +193,7 @@ class _Turns:
             self._taken.share_memory_()
 
     def put(self, epoch: int) -> None:
-        """Say which epoch is next."""
+        """Set the next epoch."""
         with self._lock:
             self._write(_Turn(self._last.number + 1, epoch))
 
@@ -206,7 +206,7 @@ class _Turns:
         worker = get_worker_info()
         seed = worker.seed - worker.id
         with self._lock:
-            # Workers that live on have the same seed again, and so has who seeds PyTorch before each epoch.
+            # Persistent workers get the same seed again, and so do all if PyTorch is seeded each epoch.
             taken = self._taken[worker.id].item()
             ours = (seed, worker.num_workers)
             begun = [
@@ -227,7 +227,7 @@ class _Turns:
         return turn.epoch
 
     def end(self) -> None:
-        """Say that a worker has come to the end of its epoch."""
+        """Record that a worker has reached the end of its epoch."""
         with self._lock:
             turn = next((turn for turn in self._read() if turn.number == self._number), None)
             if turn is not None:
@@ -255,7 +255,7 @@ def _pair(windows: Tokens) -> Pair:
 
 
 def _collate(pairs: Sequence[Pair], **_: object) -> Pair:
-    """Return the only batch of a DataLoader that has been left at batch_size=1; refuse to stack batches."""
+    """Return the only batch of a DataLoader with the default batch_size=1; refuse to stack batches."""
     if len(pairs) > 1:
         raise UsageError(
             message(

@@ -43,7 +43,7 @@ class Windows:
         self._left = shards.tokens - covered
 
     def passed(self, windows: int) -> int:
-        """Return how many tokens an epoch leaves out that ends after `windows` windows."""
+        """Return how many tokens an epoch of `windows` windows leaves out."""
         return self._left + (self.total - windows) * self.seq_len
 
     def walk(

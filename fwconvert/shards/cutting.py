@@ -81,12 +81,12 @@ def cut(batches: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Piece]:
 
 
 def has_validation(rules: Rules, source_index: int) -> bool:
-    """Tell whether a job's first block is the validation shard, should it fill."""
+    """Return whether a job's first block is the validation shard, if it fills."""
     return rules.layout == "independent" and source_index == 0 and rules.val_tokens > 0
 
 
 def block_sizes(rules: Rules, source_index: int) -> Iterator[int]:
-    """Yield the sizes of the blocks into which a job cuts its tokens; what fills none is its tail."""
+    """Yield the sizes of the blocks into which a job cuts its tokens; what does not fill one is its tail."""
     if rules.layout == "contiguous":
         return repeat(UNBOUNDED)
     first = [rules.val_tokens] if has_validation(rules, source_index) else []
@@ -113,19 +113,19 @@ class JoinedShard:
         """Where the tokens of each source begin: what its line in the run manifest says."""
         places = [(self.absorbed.source, 0)] if self.absorbed else []
         places += [(segment.source, segment.first) for segment in self.segments]
-        # What is absorbed may go on in the first tail.
+        # The absorbed shard's source may continue in the first tail.
         return tuple(place for at, place in enumerate(places) if not at or place[0] != places[at - 1][0])
 
 
 def joined_shards(tails: Sequence[int], rules: Rules, full: Absorbed | None = None) -> list[JoinedShard]:
     """Cut the tails, given by their lengths in source order, into full shards and at most one short one.
 
-    What becomes of a short one is up to `rules.last`. `full` is the last
+    `rules.last` decides what happens to a short one. `full` is the last
     training shard that a job made by itself, if any did: if no joined shard is
     full, the short one is added to it.
 
     Contiguous: the first shard is for validation if there are enough tokens,
-    and train shards count from 1, as llm.c has it.
+    and train shards count from 1, as in llm.c.
     """
     shards = _cut(tails, rules)
     if not shards or rules.last == "keep" or shards[-1].split == "val":

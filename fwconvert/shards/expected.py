@@ -1,4 +1,4 @@
-"""What a run's jobs must have made: the token shards that follow from a run manifest's own counts.
+"""The token shards that a run's jobs must have made: they follow from the counts in its run manifest.
 
 Pure arithmetic on a run manifest. Whether its lines and the files agree with it
 is checked by `verify_manifest` and `verify_shard`.
@@ -78,7 +78,7 @@ class Account:
 
     @cached_property
     def absorbed(self) -> Absorbed | None:
-        """The job's shard that a joined shard has taken in, if it is there."""
+        """The job's shard that a joined shard has absorbed, if that joined shard exists."""
         last = self._joined[-1] if self._joined else None
         is_there = last is not None and self._joined_name(last) in {
             line.name for line in self.manifest.shards
@@ -104,7 +104,7 @@ class Account:
 
     @cached_property
     def cut_off(self) -> set[int]:
-        """The sources whose last tokens are in no shard: not yet, or because they fill none."""
+        """The sources whose last tokens are in no shard: not joined yet, or dropped."""
         if not self.is_converted:
             return {index for index, job in self.jobs.items() if job.tail_tokens}
         covered: Counter[int] = Counter()
@@ -117,7 +117,7 @@ class Account:
 
     @property
     def dropped(self) -> int:
-        """How many tokens are in no shard, because they fill none."""
+        """How many tokens are in no shard because the last one was dropped."""
         lost = sum(job.tokens for job in self.manifest.jobs) - sum(
             line.tokens for line in self.manifest.shards
         )
@@ -125,7 +125,7 @@ class Account:
 
     @property
     def is_converted(self) -> bool:
-        """Tell whether every source has its job, or every source up to the limit."""
+        """Whether every source, or every source up to the limit, has its job."""
         return [*self.jobs] == [*range(self.extent)]
 
     @cached_property
@@ -137,12 +137,12 @@ class Account:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Tell whether every source has its job and every token shard its line."""
+        """Whether every source has its job and every token shard its line."""
         there = {line.name for line in self.manifest.shards}
         return self.is_converted and all(shard.name in there for shard in (*self.own, *self.joined))
 
     def is_open(self, name: str) -> bool:
-        """Tell whether only jobs that are yet to be done (again) can say what this joined shard must be."""
+        """Return whether this joined shard depends on jobs that are not done (or have to be repeated)."""
         if self.is_converted or not layout.is_shard(self.manifest.rules, name):
             return False
         return name.rpartition("_")[0] in self._joined_stems
@@ -170,7 +170,7 @@ def blocks(rules: Rules, index: int, tokens: int) -> Iterator[int]:
 
 
 def tail(rules: Rules, index: int, tokens: int) -> int:
-    """Return how many of a job's tokens are its tail; at once, however many they are."""
+    """Return how many of a job's tokens are its tail, in constant time."""
     sizes = cutting.block_sizes(rules, index)
     first, second = next(sizes), next(sizes)
     return tokens if tokens < first else (tokens - first) % second

@@ -1,6 +1,6 @@
-"""The stream of one source in a run: in which token shards its tokens stand, in order.
+"""The stream of one source in a run: which token shards hold its tokens, in order.
 
-Pure arithmetic. A source's stream is what its job gave: the tokens of its own
+Pure arithmetic. A source's stream is what its job made: the tokens of its own
 token shards by block, then its part of the joined ones.
 """
 
@@ -33,14 +33,14 @@ class Passage:
 
 
 def passages(shards: Iterable[ShardLine], sources: int) -> list[tuple[Passage, ...]]:
-    """Return the passages of each source. `shards` stand in the order in which they were cut.
+    """Return the passages of each source. `shards` are in the order in which they were cut.
 
     Raises ManifestError if the segments of a shard are invalid.
     """
     found: list[list[Passage]] = [[] for _ in range(sources)]
     lengths: Counter[int] = Counter()
     for line in shards:
-        # Passages go to workers, and the segments of all sources would go with each.
+        # Passages are sent to workers, and each would carry the segments of all sources.
         alone = msgspec.structs.replace(line, segments=())
         for source, first, end in _segments(line, sources):
             found[source].append(Passage(alone, first, lengths[source], end - first))
@@ -62,7 +62,7 @@ def _segments(shard: ShardLine, sources: int) -> Iterator[tuple[int, int, int]]:
 
 
 def between(stream: Sequence[Passage], begin: int, end: int) -> Iterator[Passage]:
-    """Yield what a stream has from token `begin` to `end`, passage by passage."""
+    """Yield the passages of a stream from token `begin` to `end`, cut to that range."""
     at = max(0, bisect_right(stream, begin, key=lambda passage: passage.start) - 1)
     for passage in islice(stream, at, None):
         first, last = max(begin, passage.start), min(end, passage.end)

@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 def numpy_type(token_type: TokenType) -> np.dtype[Any]:
     """Return the type of a token on disk, little-endian on every machine."""
-    return np.dtype("<u2" if token_type == "uint16" else "<u4")  # noqa: S105  # a piece of text, no password
+    return np.dtype("<u2" if token_type == "uint16" else "<u4")  # noqa: S105  # not a password
 
 
 def index_type(shard_format: Format) -> np.dtype[Any]:
@@ -67,7 +67,7 @@ class ShardWriter:
     """A token shard and its document index under construction, both as drafts of a store.
 
     `tokens` is how many the header promises. A block that does not fill keeps
-    that header: as a tail it is the beginning of the token shard that it would
+    that header: as a tail it is the start of the token shard that it would
     have become, and its receipt says how many tokens it has.
     """
 
@@ -81,7 +81,7 @@ class ShardWriter:
         tick: Callable[[], None] = _nothing,
     ) -> None:
         self._store, self._label, self._rules, self._threads = store, label, rules, threads
-        # Called often while there is much to write; may raise to stop.
+        # Called often during long writes; may raise to stop.
         self._tick = tick
         self._type = numpy_type(rules.token_type)
         self._index_type = index_type(rules.shard_format) if tokens else tail_index_type(rules)
@@ -111,7 +111,7 @@ class ShardWriter:
         entries["start"] = piece.starts
         entries["row"] = piece.rows
         tokens = np.ascontiguousarray(piece.tokens, self._type).view(np.uint8).data
-        for at in range(0, len(tokens), _STEP_BYTES):  # A document may be larger than all others together.
+        for at in range(0, len(tokens), _STEP_BYTES):  # A single document may be huge.
             self.body.write(tokens[at : at + _STEP_BYTES])
             self._tick()
         self.index.write(entries.view(np.uint8).data)
@@ -119,18 +119,18 @@ class ShardWriter:
         self.documents += len(entries)
 
     def finish(self) -> None:
-        """Bring both files to the disk; they then only await their names."""
+        """Sync both files to disk; all that is left is to publish them."""
         self.body.finish()
         self.index.finish()
 
     def complete(self, firsts: Sequence[int]) -> None:
-        """Bring a whole token shard to the disk, and what its format wants beside it.
+        """Sync a whole token shard to disk, with the sidecar files of its format.
 
         `firsts` are the positions at which the tokens of another source begin; the first is 0.
         """
         self.finish()
         if self._rules.compress:
-            # Only whole shards are compressed, because a frame tells its size first.
+            # Only whole shards are compressed, because a frame begins with its size.
             self.file = self._store.draft(self._label)
             zstd.zip_file(self.body.path, self.file.write, self._threads, self._tick)
             self.file.finish()
@@ -148,7 +148,7 @@ class ShardWriter:
             draft.finish()
 
     def sidecars(self, shard: str) -> Iterator[tuple[str, Draft]]:
-        """Yield the files that stand beside a complete token shard of that name, with their names."""
+        """Yield the names and drafts of the sidecar files of a complete token shard of that name."""
         return zip(layout.sidecars(self._rules, shard), self._sidecars, strict=True)
 
     def publish(self, shard: str, index: str) -> None:
@@ -211,7 +211,7 @@ def read_tokens(
     return content[offset:].view(dtype)
 
 
-@lru_cache(1)  # Whoever reads a shard in steps unpacks it once.
+@lru_cache(1)  # A shard that is read in steps is unpacked once.
 def _unpacked(path: Path, most: int, tick: Callable[[], None], *_state: int) -> NDArray[np.uint8]:
     return zstd.unzip(path, most, tick)
 
@@ -228,7 +228,7 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
 
 
 def read_index(path: Path, shard_format: Format = LLMC, documents: int | None = None) -> NDArray[Any]:
-    """Map the document index of a token shard; one that does not have `documents` entries is refused."""
+    """Map the document index of a token shard; raise ShardError if it does not have `documents` entries."""
     entries = map_array(path, index_type(shard_format), 0)
     if documents is not None and len(entries) != documents:
         raise ShardError(
@@ -246,7 +246,7 @@ def read_index(path: Path, shard_format: Format = LLMC, documents: int | None = 
 def check_starts(starts: NDArray[Any], begin: int, end: int, file: object) -> None:
     """Raise ShardError, which names `file`, unless the starts rise and lie from `begin` to before `end`.
 
-    A hash that fits says only that an index was written so.
+    A matching hash only shows that the index was written that way.
     """
     if len(starts) and not (begin <= int(starts[0]) and int(starts[-1]) < end):
         raise misfit(file)
@@ -255,14 +255,14 @@ def check_starts(starts: NDArray[Any], begin: int, end: int, file: object) -> No
 
 
 def misfit(file: object) -> ShardError:
-    """Return the error for a document index that cannot be that of its token shard."""
+    """Return the error for a document index that does not match its token shard."""
     return ShardError(
         message("a document index does not fit its token shard", "see fwconvert verify", file=file)
     )
 
 
 def first_fall(values: NDArray[Any]) -> int:
-    """Return where `values`, which may be mapped, first fail to rise; -1 if they never do."""
+    """Return the index at which `values`, which may be mapped, first fail to increase; -1 if none."""
     for begin in range(0, len(values), _STEP_ENTRIES):
         part = values[begin : begin + _STEP_ENTRIES + 1]
         falls = np.flatnonzero(part[1:] <= part[:-1])
@@ -290,7 +290,7 @@ def read_array(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDA
 
 @contextmanager
 def reading(path: Path) -> Iterator[io.FileIO]:
-    """Open a regular file; whatever fails while it is read becomes a ShardError that names it."""
+    """Open a regular file; an error while reading becomes a ShardError that names it."""
     try:
         with files.open_to_read(path) as file:
             yield file

@@ -1,7 +1,7 @@
-"""The files beside a token shard that tell a trainer where its documents are.
+"""Sidecar files of a token shard, from which a trainer reads where its documents are.
 
 They follow from the document index, the segments and the number of tokens
-alone, so that whoever verifies a run can make them again. A token shard may
+alone, so that `verify` can make them again. A token shard may
 hold millions of documents: they are handled in steps, never all at once.
 """
 
@@ -59,7 +59,7 @@ class Spans:
 
 
 def sidecar_parts(suffix: str, rules: Rules, spans: Spans) -> Iterator[bytes]:
-    """Yield the bytes of the file that stands beside a token shard under that suffix."""
+    """Yield the bytes of a token shard's sidecar file with that suffix."""
     return _MAKERS[suffix](rules, spans)
 
 
@@ -81,12 +81,12 @@ def _datatrove_index(_: Rules, spans: Spans) -> Iterator[bytes]:
 
 
 def _datatrove_metadata(rules: Rules, spans: Spans) -> Iterator[bytes]:
-    lines = (f"{rules.tokenizer}|{rules.token_bytes}", str(spans.tokens), _for_people(spans.tokens))
+    lines = (f"{rules.tokenizer}|{rules.token_bytes}", str(spans.tokens), _humanized(spans.tokens))
     yield "\n".join(lines).encode()
 
 
-def _for_people(tokens: int) -> str:
-    """Return 1234567 as "1.23 MT", to the letter what humanize 4.16 makes of it."""
+def _humanized(tokens: int) -> str:
+    """Return 1234567 as "1.23 MT", exactly as humanize 4.16 formats it."""
     group, digits = divmod(len(str(tokens)) - 1, 3)
     value = tokens / 1000**group
     if round(value, 2 - digits) >= 1000:

@@ -1,6 +1,6 @@
 """Read the stream of one source out of the token shards of a run.
 
-A file is hashed before anything in it is believed, once in a process while it
+A file is hashed before anything in it is trusted, once per process while it
 stays the same file. It is mapped for a moment and a part of it copied, so that
 memory does not grow with the size of a token shard.
 """
@@ -23,7 +23,7 @@ from fwconvert.store import layout
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import ShardLine
 
-# The files that this process has hashed, each with what shows whether it is still the same.
+# The files that this process has hashed, keyed by what shows that a file is unchanged.
 _MOST_HASHED = 4096
 _hashed: dict[tuple[Path, int, int, int], str] = {}
 
@@ -87,7 +87,7 @@ class StreamReader:
         return DocumentStarts(np.concatenate(starts), np.concatenate(rows))
 
     def document_at(self, position: int) -> DocumentSpan:
-        """Return the document that has the token at `position`, however many shards it spans."""
+        """Return the document that contains the token at `position`, however many shards it spans."""
         number, found = 0, None
         for passage in between(self._passages, 0, position + 1):
             entries = self._entries(passage)
@@ -110,7 +110,7 @@ class StreamReader:
         raise shard.misfit(self._passages[-1].shard.name if self._passages else "manifest.json")
 
     def place(self, position: int) -> tuple[str, int]:
-        """Return the token shard that has a token of the stream, and where."""
+        """Return the token shard that holds a token of the stream, and its offset there."""
         (passage,) = between(self._passages, position, position + 1)
         return passage.shard.name, passage.first
 
@@ -122,7 +122,7 @@ class StreamReader:
         return DocumentSpan(number, int(entry["row"]), start, *self._end(start))
 
     def _end(self, start: int) -> tuple[int, bool]:
-        """Return where a document ends, as far as it is there: at the next one, or with the stream."""
+        """Return where a document ends (at the next one, or with the stream) and whether it is whole."""
         for passage in between(self._passages, start + 1, self.length):
             if not passage.shard.sha256:
                 return passage.start, False
@@ -132,7 +132,7 @@ class StreamReader:
         return self.length, True
 
     def _shard(self, line: ShardLine) -> NDArray[Any]:
-        path = self._proven(layout.shard(line.name), line.sha256)
+        path = self._verified(layout.shard(line.name), line.sha256)
         tokens = shard.read_tokens(
             path, self._rules.token_type, self._rules.shard_format, line.tokens, self._tick
         )
@@ -143,7 +143,7 @@ class StreamReader:
     def _entries(self, passage: Passage) -> NDArray[Any]:
         """Return the index entries of the documents that start in a passage."""
         line, end = passage.shard, passage.first + passage.tokens
-        path = self._proven(layout.index(line.name), line.index_sha256)
+        path = self._verified(layout.index(line.name), line.index_sha256)
         index = shard.read_index(path, self._rules.shard_format, line.documents)
         # Not numpy's search, which would copy all starts.
         starts = index["start"]
@@ -151,14 +151,14 @@ class StreamReader:
         shard.check_starts(found["start"], passage.first, end, line.name)
         return found
 
-    def _proven(self, name: str, sha256: str) -> Path:
-        """Return where a file lies, after its sha256 was checked: once, while it stays the same file."""
+    def _verified(self, name: str, sha256: str) -> Path:
+        """Return the path of a file after checking its sha256, once as long as it is unchanged."""
         address = self._store.address(name)
         if not sha256:
             raise UsageError(
                 message(
-                    "a token shard is not made yet, or what would be in it was dropped (--last drop)",
-                    "if the run is not finished, run the command that makes it again, to its end",
+                    "a token shard is not made yet, or its tokens were dropped (--last drop)",
+                    "if the run is not finished, run the command that made it again, and let it finish",
                     file=address,
                 )
             )
@@ -175,7 +175,7 @@ class StreamReader:
             raise ShardError(
                 message(
                     "a file of the run cannot be read",
-                    "run the command that made the run again: it makes what is missing",
+                    "run the command that made the run again: it remakes what is missing",
                     file=address,
                     reason=error.strerror,
                 )
@@ -184,7 +184,7 @@ class StreamReader:
             raise ShardError(
                 message(
                     "a file of the run is damaged: its sha256 is not the one in the run manifest",
-                    "run the command that made the run again: it makes the file again",
+                    "run the command that made the run again: it remakes the file",
                     file=address,
                     expected=sha256,
                     found=found,

@@ -21,17 +21,17 @@ from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIP_LEVEL
 
 STEP = 4 * 2**20
-# So little that even zeros, of which it may hold 33,000 times its size, take no more than 34 MB.
+# Small enough that even zeros, which expand 33,000 times, take no more than 34 MB.
 _SMALL_STEP = 2**10
-# What a frame may become, whatever is in it: 100M tokens of 2 bytes, and some more. Beyond that it must be
-# packed as tokens are, which is about 2 times. One document again and again is packed 5,000 times: of that,
-# a larger shard is refused, and has to be unpacked by its owner.
+# Any frame may unpack to this size: 100M tokens of 2 bytes, and some more. Beyond that it must have a
+# ratio that tokens can have, which is usually about 2. A repeated document reaches 5,000: a larger shard of
+# that kind is refused, and has to be unpacked by its owner.
 _ANY_CONTENT = 2**28
 _MOST_RATIO = 100
-# Nothing is packed tighter than zeros.
+# Nothing compresses better than zeros.
 _ZEROS_RATIO = 2**16
-# How much of the content a reader has to remember: no more than `zstd` itself allows. Ours have 2 MB, and
-# where several are read side by side, none may ask for much more.
+# How much of the content a reader has to keep in memory: no more than `zstd` itself allows. Ours need 2 MB,
+# and where several are read side by side, none may ask for much more.
 _MOST_WINDOW = 2**27
 OWN_WINDOW = 2**23
 _HEADER_BYTES = 18
@@ -44,7 +44,7 @@ def _nothing() -> None:
 
 
 def _zstandard() -> Any:
-    import zstandard  # noqa: PLC0415  # Only those who have compressed shards wait for it.
+    import zstandard  # noqa: PLC0415  # needed only for compressed shards
 
     return zstandard
 
@@ -56,9 +56,9 @@ def _decompressor(window: int) -> Any:
 def zip_file(
     path: Path, write: Callable[[bytes], None], threads: int, tick: Callable[[], None] = _nothing
 ) -> None:
-    """Hand the content of a file, as one frame, to `write`. `tick` is called often, and may raise."""
+    """Pass the content of a file, as one frame, to `write`. `tick` is called often, and may raise."""
     size = files.state_of(path).st_size
-    # No threads at all would give other bytes than one or more.
+    # Zero threads would give different bytes than one or more.
     compressor = _zstandard().ZstdCompressor(ZIP_LEVEL, threads=max(1, threads), write_checksum=True)
     frame = compressor.compressobj(size=size)
     with files.open_to_read(path) as file:
@@ -70,7 +70,7 @@ def zip_file(
 
 @contextmanager
 def unzipping(path: Path, window: int = _MOST_WINDOW) -> Iterator[Any]:
-    """Read the content of a frame from its beginning to its end; what is wrong with it is a ShardError."""
+    """Open the content of a frame as a stream; raise ShardError if it is damaged."""
     try:
         with _opened(path) as file, _decompressor(window).stream_reader(file) as content:
             yield content
@@ -90,31 +90,31 @@ def head(path: Path, most: int) -> bytes:
 
 
 def content_size(path: Path) -> int:
-    """Return how many bytes a frame says that its content has."""
+    """Return the size of its content that a frame declares."""
     try:
         with _opened(path) as file:
             start = file.read(_HEADER_BYTES)
-        if not start.startswith(_zstandard().FRAME_HEADER):  # A frame that is to be skipped has another.
+        if not start.startswith(_zstandard().FRAME_HEADER):  # A skippable frame begins differently.
             raise _broken(path, "it does not begin with a frame")
         parameters = _zstandard().get_frame_parameters(start)
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
     if parameters.content_size == _zstandard().CONTENTSIZE_UNKNOWN or not parameters.has_checksum:
-        raise _broken(path, "it does not say how large its content is, or has no checksum")
+        raise _broken(path, "it does not declare the size of its content, or has no checksum")
     if parameters.dict_id:
-        raise _broken(path, "it wants a dictionary")
+        raise _broken(path, "it needs a dictionary")
     return int(parameters.content_size)
 
 
 def unpackable_size(path: Path) -> int:
-    """Return how many bytes a frame says that its content has, or raise ShardError if they are too many."""
+    """Return the size of its content that a frame declares; raise ShardError if that is implausibly large."""
     size = content_size(path)
     packed = files.state_of(path).st_size
     most = max(min(_ANY_CONTENT, _ZEROS_RATIO * (packed + 1)), _MOST_RATIO * packed)
     if size > most:
         raise ShardError(
             message(
-                "a compressed token shard is packed tighter than tokens can be, so it is not unpacked",
+                "a compressed token shard has an implausible compression ratio, so it is not unpacked",
                 "if you trust it, unpack it where it is (zstd -d): a plain file is preferred",
                 file=path,
                 content=f"{size:,} bytes",
@@ -125,7 +125,7 @@ def unpackable_size(path: Path) -> int:
 
 
 def unzip(path: Path, most: int, tick: Callable[[], None] = _nothing) -> NDArray[np.uint8]:
-    """Return the whole content of a frame; one of more than `most` bytes is refused."""
+    """Return the whole content of a frame; raise ShardError if it has more than `most` bytes."""
     size = unpackable_size(path)
     if size > most:
         raise _broken(path, f"its content has {size:,} bytes, more than the {most:,} allowed")
@@ -153,7 +153,7 @@ def _parts(path: Path) -> Iterator[bytes]:
     except _zstandard().ZstdError as error:
         raise _broken(path, error) from error
     if not frame.eof or rest:
-        raise _broken(path, "something follows it" if rest else _CUT_SHORT)
+        raise _broken(path, "there is something after its end" if rest else _CUT_SHORT)
 
 
 def _opened(path: Path) -> io.FileIO:

@@ -1,4 +1,4 @@
-"""Find the source manifest that a command means, and the files that lie on this machine.
+"""Find the source manifest that a command refers to, and source files on this machine.
 
 The shipped manifests are files, not code, so that people can read, diff and
 replace them. A clone has them in `manifests/` beside the package, an
@@ -6,7 +6,7 @@ installation inside the package.
 
 Their totals are what the publisher says. `tokens` is the sum of FineWeb-Edu's
 `token_count` column: GPT-2 tokens of the texts alone, without the separator
-that a run adds to each document. So the totals serve a plan; they prove nothing.
+that a run adds to each document. So the totals are good for a plan and nothing more.
 
 Local files are listed by walking, never by `glob`, which passes over a folder
 that it may not read and follows links in circles: lost or doubled documents.
@@ -27,7 +27,7 @@ from fwconvert.errors import UsageError, message
 from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_safe
 
 PARQUET = ".parquet"
-# The dataset of files that are on no hub.
+# The dataset name of files that are not on the hub.
 LOCAL = "local"
 
 
@@ -74,11 +74,11 @@ def local(pattern: str) -> tuple[SourceManifest, Path]:
 
 
 def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
-    """Return where below `root` the files of a manifest lie, by their paths; without those that do not.
+    """Return where the files of a manifest are below `root`, by their paths, without those that are missing.
 
     A file is looked for under its path, then under its bare name, as copying
     leaves it; the latter only if no other file of the manifest has that name.
-    Nothing but the name is looked at: sizes and hashes are for others to prove.
+    Only names are compared: sizes and hashes are checked elsewhere.
     """
     manifest.check()
     with _reading(str(root)):
@@ -88,7 +88,7 @@ def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
 
 
 def bare(manifest: SourceManifest, root: Path) -> dict[str, Path]:
-    """Return those files of `locate` that lie there under a bare name and can be proven.
+    """Return those files of `locate` that are there under a bare name and can be verified.
 
     Anything may be called train-00000-of-00001.parquet. So whoever uses such a
     file proves it first, and one whose sha256 nobody knows is passed over.
@@ -108,12 +108,12 @@ def _manifest_path(name: str) -> Path:
     if not (name.endswith(".json") or "/" in name or os.sep in name):
         if name in names():
             return _shipped() / f"{name}.json"
-        raise UsageError(_unknown("there is no version of this name", name))
+        raise UsageError(_unknown("there is no version with this name", name))
     path = _path(name, "--version")
     with _reading(name):
         if path.is_file():
             return path
-    raise UsageError(_unknown("there is no source manifest in this place", name))
+    raise UsageError(_unknown("this source manifest does not exist", name))
 
 
 def _unknown(wrong: str, given: str) -> str:
@@ -130,7 +130,7 @@ def _path(given: str, flag: str) -> Path:
     try:
         return Path(given).expanduser()
     except RuntimeError as error:
-        raise UsageError(message(f"{flag} begins in an unknown home", given=given, reason=error)) from error
+        raise UsageError(message(f"{flag} names an unknown home", given=given, reason=error)) from error
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def _look(given: Path) -> tuple[Path, Iterable[Path]]:
 
 
 def _split(pattern: Path) -> tuple[Path, list[str]]:
-    """Return the longest leading part that is no pattern, and the parts after it."""
+    """Return the longest leading part that is not a pattern, and the parts after it."""
     root, parts = Path(pattern.anchor), list(pattern.relative_to(pattern.anchor).parts)
     while parts and (not _is_wild(parts[0]) or (root / parts[0]).is_dir()):
         root /= parts.pop(0)
@@ -220,8 +220,8 @@ def _shard(root: Path, path: Path) -> SourceShard:
     if not is_safe(name):
         raise UsageError(
             message(
-                "a source file has a name that a manifest cannot keep",
-                "rename it: printable characters, no backslash",
+                "a source file has a name that a manifest cannot hold",
+                "rename it: use printable characters and no backslash",
                 file=ascii(str(path)),
             )
         )

@@ -1,4 +1,4 @@
-"""The demo corpus: made-up text in FineWeb-Edu's clothes, made on the spot, without a network.
+"""The demo corpus: made-up text in FineWeb-Edu's schema, generated offline.
 
 The texts are the same on every machine and every Python: they come from
 `Random(seed).random()`, the one method whose sequence Python promises to keep,
@@ -89,13 +89,13 @@ Phrases = list[tuple[str, list[list[str]]]]
 
 
 class Corpus(records.Record, frozen=True, tag="fwconvert demo corpus 1"):
-    """What a whole demo corpus consists of; written last, so that it vouches for the files."""
+    """The files of a complete demo corpus; written last, so that it shows that they are whole."""
 
     files: tuple[SourceShard, ...]
 
 
 def cache_folder() -> Path:
-    """Return the folder for what fwconvert can make again: FWCONVERT_CACHE, or the system's place."""
+    """Return the cache folder: FWCONVERT_CACHE, or the system's default."""
     chosen = os.environ.get("FWCONVERT_CACHE")
     return Path(chosen) if chosen else platformdirs.user_cache_path("fwconvert")
 
@@ -104,13 +104,13 @@ def make(folder: Path) -> tuple[Path, ...]:
     """Make the corpus in `folder`/demo-1 unless it is there and whole; return its parquet files in order.
 
     A crash leaves nothing half-written under a final name, and the next call
-    mends what is missing or has another size. Several processes may make it at once.
+    repairs what is missing or has the wrong size. Several processes may make it at once.
     """
     home = folder / NAME
     paths = tuple(home / f"{number:03}_00000.parquet" for number in range(FILES))
     if not _is_whole(home / RECORD, paths):
         atomic.make_folder(home)
-        # Crashed from here on, the old record must not vouch for the new files.
+        # If we crash from here on, the old record must not stand for the new files.
         atomic.remove(home / RECORD)
         corpus = Corpus(tuple(_write(path, number) for number, path in enumerate(paths)))
         atomic.replace(home / RECORD, records.lines(records.fields(corpus)))
@@ -128,7 +128,7 @@ def _is_whole(record: Path, paths: tuple[Path, ...]) -> bool:
 
 def _write(path: Path, number: int) -> SourceShard:
     content = _parquet(_documents(number))
-    # Left alone if right: another process may be reading it, and Windows replaces no open file.
+    # Left alone if correct: another process may be reading it, and Windows cannot replace an open file.
     if not files.holds(path, content):
         atomic.replace(path, content)
     return SourceShard(path.name, len(content), hashlib.sha256(content).hexdigest())

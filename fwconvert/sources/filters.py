@@ -1,4 +1,4 @@
-"""Choose rows of a source by what stands in its columns, whole batches at a time.
+"""Filter the rows of a source by the values of its columns, whole batches at a time.
 
 A row is kept if the expression is true for it; if it is null, because a column
 is, the row is not kept. Logic is that of SQL: `null or True` is true, `not null`
@@ -55,7 +55,7 @@ _TESTS = {"contains": pc.match_substring, "startswith": pc.starts_with, "endswit
 
 @dataclass(frozen=True)
 class Sieve:
-    """An expression, ready to be asked of batches."""
+    """A filter expression that can be applied to batches."""
 
     node: Node
 
@@ -65,14 +65,14 @@ class Sieve:
         return [*dict.fromkeys(where.columns(self.node))]
 
     def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise ColumnError if a file has not the columns for it."""
+        """Raise ColumnError if a file lacks a column that it reads, or has one of the wrong type."""
         for name in self.columns:
             if schema.names.count(name) != 1:
                 raise ColumnError(_unfit("a source file has no such column", self, path, schema, name))
         try:
             where.value_type(self.node, lambda name: _value_type(schema.field(name).type), top=True)
         except TypeMismatch as error:
-            wrong = f"a source file has columns of other kinds than the filter asks for: {error}"
+            wrong = f"a source file has columns of other types than the filter needs: {error}"
             raise ColumnError(_unfit(wrong, self, path, schema)) from None
 
     def kept(self, rows: pa.RecordBatch, path: Path) -> NDArray[np.int64]:
@@ -88,7 +88,7 @@ class Sieve:
 
 
 def of(rules: Rules) -> Sieve | None:
-    """Return the sieve that the rules ask for, or None if they keep every row."""
+    """Return the filter of some rules, or None if they keep every row."""
     parts: list[Node] = []
     if rules.min_score is not None:
         parts.append(Chain(Column("score"), ((">=", Value(rules.min_score)),)))
@@ -127,7 +127,7 @@ def _value_type(column: pa.DataType) -> ValueType:
 
 
 def _plain(column: Values) -> Values:
-    """Return a column in the one type of its kind."""
+    """Return a column as int64, float64, text or bool."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_integer(column.type):
@@ -137,7 +137,7 @@ def _plain(column: Values) -> Values:
     if any(is_type(column.type) for is_type in _TEXTS):
         if not pa.types.is_string(column.type):
             column = column.cast(pa.large_string())
-        column.validate(full=True)  # Parquet's own reader believes whatever calls itself a string.
+        column.validate(full=True)  # Parquet's reader does not check that strings are UTF-8.
     return column
 
 
@@ -187,13 +187,13 @@ def _chain(operands: list[Values], signs: list[str]) -> Values:
 
 
 def _compared(a: Values, sign: str, b: Values) -> Values:
-    """Compare; with a column that has nothing but nulls, and so no type, all is null."""
+    """Compare; with a column of nulls only, which has no type, the result is null."""
     untyped = next((part for part in (a, b) if pa.types.is_null(part.type)), None)
     return _truth(_COMPARE[sign](a, b) if untyped is None else untyped)
 
 
 def _among(part: Values, values: tuple[Constant, ...]) -> Values:
-    """Tell which are among the values; null stays null."""
+    """Return which are among the values; null stays null."""
     if pa.types.is_null(part.type):
         return part.cast(pa.bool_())
     wanted = pa.array([*values]) if len({*map(type, values)}) == 1 else pa.array([*map(float, values)])

@@ -1,10 +1,10 @@
-"""What footers tell the driver before any source is proven: how much there is, and of which columns.
+"""What parquet footers say before any source is verified: how much text there is, and which columns.
 
 A footer of 30 MB may take 7 GB when it is parsed, because an empty column chunk
-has 3 bytes in it and 700 in memory. So the driver parses small ones alone. A
-larger one is parsed in a process of its own, which is ended if it wants more
-than any honest footer; then the file tells nothing, and its own job will say
-what is wrong with it.
+takes 3 bytes in it and 700 in memory. So only small ones are parsed in this
+process. A larger one is parsed in a separate process, which is killed if it needs
+more than any honest footer; then nothing is known about the file, and its own job
+will report what is wrong with it.
 """
 
 import io
@@ -19,16 +19,16 @@ from fwconvert.recipes import Rules
 from fwconvert.sources import filters, parquet
 from fwconvert.sources.catalog import Size
 
-# The worst that was found takes 250 times its size, so this takes 130 MB.
+# The worst footer found takes 250 times its size, so this takes 130 MB.
 _SMALL_BYTES = 2**19
-# Room is made for the elements of a list before they are read. A row group takes more than 10 bytes.
+# Memory for the elements of a list is allocated before they are read. A row group takes more than 10 bytes.
 _SMALL_ELEMENTS = _SMALL_BYTES // 10
 # An honest footer of 9 MB, of a thousand columns in a hundred row groups, takes 80 MB.
 _GUARD = ProcessLimits(memory_bytes=2**30, stall_seconds=60.0)
 
 
 def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
-    """Return what the footers of files on this machine say; of one that cannot be read, nothing."""
+    """Return the sizes in the footers of local files, without files that cannot be read."""
     found: dict[Path, Size] = {}
     large = []
     for place in places:
@@ -37,13 +37,13 @@ def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
                 large.append(place)
             else:
                 found[place] = parquet.footer(place, _SMALL_ELEMENTS)
-    # Several ask, one after the other, and a process takes a second.
+    # Cached: there are several callers, and starting a process takes a second.
     state = tuple(_state(place) for place in large)
     return {**found, **_large_sizes(tuple(large), state)} if large else found
 
 
 def check_columns(file: Path | io.RawIOBase, name: str, rules: Rules) -> None:
-    """Raise ColumnError if a file, on this machine or not, has not the columns; reads its footer alone.
+    """Raise ColumnError if a file, local or remote, lacks a column; only its footer is read.
 
     Raises SourceError, with `name`, if the footer cannot be read.
     """

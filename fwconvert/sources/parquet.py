@@ -24,15 +24,15 @@ from fwconvert.errors import ColumnError, SourceError, message
 from fwconvert.sources.catalog import Size
 from fwconvert.sources.filters import Sieve
 
-# What a batch should have of all columns. A batch costs the encoder about a millisecond, whatever is in
+# The target size of a batch, over all columns. A batch costs the encoder about a millisecond, whatever is in
 # it: batches of 0.8 MB took a quarter more CPU. From 3 to 24 MB no difference is clear of the noise.
 _BATCH_BYTES = 6 * 2**20
 MOST_BATCH_ROWS = 8192
 
-# Who only looks holds no larger footer in memory. One of a thousand columns in a hundred row groups has 9 MB.
+# No larger footer is loaded just to look at it. One of a thousand columns in a hundred row groups has 9 MB.
 MOST_FOOTER_BYTES = 64 * 2**20
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
-# Behind the footer: its length, and the magic bytes. These stand at the beginning of the file, too.
+# After the footer: its length and the magic bytes, which are also at the start of the file.
 _END_BYTES = 8
 
 
@@ -69,7 +69,7 @@ class TextBatch:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a file was when it was read."""
+    """The state of a file when it was hashed."""
 
     sha256: str
     bytes: int
@@ -85,7 +85,7 @@ def prove(path: Path, tick: Callable[[], None]) -> Proof:
 
 
 def look(path: Path, sha256: str) -> Proof:
-    """Return the proof of a file whose sha256 is known already."""
+    """Return the state of a file whose sha256 is already known."""
     with reading(path):
         state = files.state_of(path)
     return Proof(sha256, state.st_size, state.st_mtime_ns)
@@ -98,38 +98,40 @@ def size_of(path: Path) -> int:
 
 
 def unchanged(path: Path, proof: Proof) -> None:
-    """Raise SourceError if the file is no longer what it was when it was proven."""
+    """Raise SourceError if the file has changed since it was hashed."""
     with reading(path):
         state = files.state_of(path)
     if (state.st_size, state.st_mtime_ns) != (proof.bytes, proof.mtime_ns):
         raise SourceError(
-            message("a source file was changed while it was read", "leave it alone and run again", file=path)
+            message(
+                "a source file was changed while it was read", "leave it unchanged and run again", file=path
+            )
         )
 
 
 def footer_bytes(path: Path) -> int:
-    """Return how long the footer says it is, or raise SourceError if it cannot be so; nothing is parsed."""
+    """Return the declared length of the footer without parsing it; raise SourceError if it is impossible."""
     with reading(path), files.open_to_read(path) as file:
         return _footer_bytes(file)
 
 
 def read_footer(file: Path | io.RawIOBase, name: str) -> bytes:
-    """Return the footer of a file, on this machine or not, with what stands behind it; nothing is parsed.
+    """Return the footer of a local or remote file, with its length and magic bytes; nothing is parsed.
 
-    Raises SourceError, with `name`, if there is none, or if it is longer than a look is worth.
+    Raises SourceError, with `name`, if there is none, or if it is too long.
     """
     with reading(Path(name)), ExitStack() as opened:
         if isinstance(file, Path):
             file = opened.enter_context(files.open_to_read(file))
         size = _footer_bytes(file)
         if size > MOST_FOOTER_BYTES:
-            raise ValueError(f"its footer has {size:,} bytes, and we look at {MOST_FOOTER_BYTES:,} at most")
+            raise ValueError(f"its footer has {size:,} bytes, more than {MOST_FOOTER_BYTES:,}")
         file.seek(-size - _END_BYTES, io.SEEK_END)
         return file.read(size + _END_BYTES) or b""
 
 
 def _footer_bytes(file: io.RawIOBase) -> int:
-    """Return the length of a footer as the last bytes of its file have it; ValueError if it cannot be."""
+    """Return the length of a footer from the last bytes of its file; raise ValueError if it is impossible."""
     room = file.seek(0, io.SEEK_END) - len(_MAGIC) - _END_BYTES
     if room < 0:
         raise ValueError("it is too short to be parquet")
@@ -137,16 +139,16 @@ def _footer_bytes(file: io.RawIOBase) -> int:
     end = file.read(_END_BYTES) or b""
     size = int.from_bytes(end[:4], "little")
     if end[4:] == _ENCRYPTED_MAGIC:
-        raise ValueError("its footer is encrypted, and we have no key")
+        raise ValueError("its footer is encrypted, which is not supported")
     if end[4:] != _MAGIC:
         raise ValueError("it does not end with the magic bytes of parquet")
     if not 0 < size <= room:
-        raise ValueError(f"its footer says that it has {size:,} bytes, and the file has {room:,} for it")
+        raise ValueError(f"its footer claims {size:,} bytes, but the file has room for {room:,}")
     return size
 
 
 def footer(path: Path, most_elements: int | None = None) -> Size:
-    """Return what the footer says of the size, or raise SourceError. No list in it may have more elements."""
+    """Return the size in the footer, or raise SourceError. No list in it may exceed `most_elements`."""
     with reading(path), _parsed(read_footer(path, str(path)), most_elements) as parquet:
         return Size(parquet.metadata.num_rows, _text_bytes(parquet.metadata))
 
@@ -158,7 +160,7 @@ def batch_rows(metadata: pq.FileMetaData) -> int:
 
 
 def _text_bytes(metadata: pq.FileMetaData) -> int:
-    """Return how much text the footer tells of: the size of all columns, nearly the whole in FineWeb-Edu.
+    """Return the size of all columns in the footer; in FineWeb-Edu nearly all of it is text.
 
     Asking for one column lets a damaged footer end the process (pyarrow 26),
     and this is asked before anything is proven.
@@ -169,7 +171,7 @@ def _text_bytes(metadata: pq.FileMetaData) -> int:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what reading may raise into a SourceError that names the file."""
+    """Turn errors of reading into a SourceError that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -177,12 +179,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _unread(path: Path, error: Exception) -> str:
-    """Say why a file was not read: what the system says of the file is no fault in its content."""
+    """Explain why a file was not read; an error of the system is not blamed on the content."""
     reason = " ".join(str(error).split())[:500]
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return message(
-            "a source file is not there", "put it there, then run the same command again", file=path
-        )
+        return message("a source file is missing", "put it back, then run the same command again", file=path)
     if isinstance(error, files.Refused):
         return message(
             "a source is not a regular file",
@@ -200,7 +200,7 @@ def _unread(path: Path, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return message(
             "a source file cannot be read",
-            "look at the disk or the network that it is on, then run the same command again",
+            "check the disk or network that it is on, then run the same command again",
             file=path,
             reason=error.strerror or reason,
         )
@@ -213,7 +213,7 @@ def _unread(path: Path, error: Exception) -> str:
 
 
 def row_count(path: Path) -> int:
-    """Return how many rows the footer promises."""
+    """Return the number of rows in the footer."""
     with reading(path), _opened(path) as parquet:
         return int(parquet.metadata.num_rows)
 
@@ -221,7 +221,7 @@ def row_count(path: Path) -> int:
 def check_columns(
     footer: bytes, name: str, text_column: str, sieve: Sieve | None, most_elements: int | None = None
 ) -> None:
-    """Raise ColumnError if a file with this footer has not the columns.
+    """Raise ColumnError if a file with this footer lacks a column.
 
     Raises SourceError, with `name`, if the footer cannot be read. No list in it may have more elements.
     """
@@ -232,7 +232,7 @@ def check_columns(
 def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterator[TextBatch]:
     """Yield the documents of a parquet file in order, with their rows.
 
-    A row that the sieve rejects is no document, and neither null nor empty.
+    A row that the filter rejects is not a document, and is counted as neither null nor empty.
     """
     with reading(path), _natively(path) as file, _opened(file) as parquet:
         wanted, first = _wanted(parquet, path, text_column, sieve), 0
@@ -243,7 +243,7 @@ def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterato
         if first != parquet.metadata.num_rows:
             raise SourceError(
                 message(
-                    "a source file has another number of rows than its footer says",
+                    "a source file does not have the number of rows in its footer",
                     file=path,
                     rows_in_footer=parquet.metadata.num_rows,
                     rows_read=first,
@@ -252,7 +252,7 @@ def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterato
 
 
 def identity(path: Path, row: int) -> str:
-    """Return what the column `id` says of a row, for messages; "unknown" if it cannot be told."""
+    """Return the column `id` of a row, for messages; "unknown" if it cannot be read."""
     try:
         with _opened(path) as parquet:
             group, place = _row_group(parquet, row)
@@ -265,7 +265,7 @@ def identity(path: Path, row: int) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its text, alone in an array, and what the columns `id` and `url` say, if there are any."""
+    """One row: its text, as an array of one, and its columns `id` and `url`, if there are any."""
 
     text: pa.Array
     id: str | None
@@ -273,7 +273,7 @@ class Row:
 
 
 def read_row(file: Path | io.RawIOBase, name: str, row: int, text_column: str) -> Row:
-    """Return a row of a parquet file, on this machine or not; reads one row group of it.
+    """Return a row of a local or remote parquet file; reads one row group of it.
 
     Raises SourceError, with `name`, if the file cannot be read or has no such row.
     """
@@ -288,19 +288,19 @@ def read_row(file: Path | io.RawIOBase, name: str, row: int, text_column: str) -
         steps = {"batch_size": batch_rows(parquet.metadata), "row_groups": [group], "columns": columns}
         for rows in parquet.iter_batches(**steps, use_threads=False):
             if place < rows.num_rows:
-                told = {name: _told(rows[name][place]) for name in known}
+                labels = {name: _label(rows[name][place]) for name in known}
                 text = _as_text(rows[text_column].slice(place, 1), path, row)
-                return Row(text, told.get("id"), told.get("url"))
+                return Row(text, labels.get("id"), labels.get("url"))
             place -= rows.num_rows
     raise SourceError(message("a source file has fewer rows than its footer says", file=name))
 
 
-def _told(value: pa.Scalar) -> str | None:
+def _label(value: pa.Scalar) -> str | None:
     return str(value) if value.is_valid else None
 
 
 def _row_group(parquet: pq.ParquetFile, row: int) -> tuple[int | None, int]:
-    """Return the row group that has a row, and its place in there."""
+    """Return the row group that contains a row, and the row's index in it."""
     for group in range(parquet.num_row_groups):
         rows = parquet.metadata.row_group(group).num_rows
         if row < rows:
@@ -311,7 +311,7 @@ def _row_group(parquet: pq.ParquetFile, row: int) -> tuple[int | None, int]:
 
 @contextmanager
 def _parsed(footer: bytes, most_elements: int | None) -> Iterator[pq.ParquetFile]:
-    """Have a file of which there is nothing but the footer, to be asked what that tells."""
+    """Open a parquet file of which there is only the footer."""
     limits = {"thrift_string_size_limit": len(footer), "thrift_container_size_limit": most_elements}
     with pq.ParquetFile(pa.BufferReader(footer), **limits) as parquet:
         yield parquet
@@ -320,8 +320,8 @@ def _parsed(footer: bytes, most_elements: int | None) -> Iterator[pq.ParquetFile
 @contextmanager
 def _opened(file: Path | io.RawIOBase | pa.NativeFile) -> Iterator[pq.ParquetFile]:
     if isinstance(file, Path):
-        # Read by Python, not by pyarrow: nobody is kept waiting by a file that was exchanged for a pipe just
-        # now, and Ctrl-C is heard between two reads.
+        # Read by Python, not by pyarrow: a file that was just replaced by a pipe cannot block us, and Ctrl-C
+        # works between two reads.
         with files.open_to_read(file) as opened, _opened(opened) as parquet:
             yield parquet
         return
@@ -336,20 +336,20 @@ def _opened(file: Path | io.RawIOBase | pa.NativeFile) -> Iterator[pq.ParquetFil
 
 @contextmanager
 def _natively(path: Path) -> Iterator[pa.NativeFile]:
-    """Open a file for who reads all of it: that pyarrow reads by itself saves a tenth of decoding.
+    """Open a file for reading all of it: letting pyarrow read by itself saves a tenth of decoding.
 
-    It opens by the name again. Should somebody put a pipe there in that instant,
-    a worker waits, and is ended as one that has stalled; another file is noticed.
+    It opens the name a second time. If a pipe is put there in between, a worker
+    blocks, and is killed as stalled; a different file is noticed.
     """
     with files.open_to_read(path) as regular, pa.OSFile(os.fsencode(path)) as file:
-        # Windows has no such pipes, and numbers of files that mean something to their library alone.
+        # Windows has no such pipes, and its file ids differ between libraries.
         if os.name == "posix" and not os.path.samestat(os.fstat(regular.fileno()), os.fstat(file.fileno())):
-            raise OSError(errno.ESTALE, "it was exchanged while it was opened", str(path))
+            raise OSError(errno.ESTALE, "it was replaced while it was opened", str(path))
         yield file
 
 
 def _wanted(parquet: pq.ParquetFile, path: Path, text_column: str, sieve: Sieve | None) -> list[str]:
-    """Return the columns to read, each once, or raise ColumnError if they are not there."""
+    """Return the columns to read, each once, or raise ColumnError if one is missing."""
     _check_column(parquet, path, text_column)
     if sieve is None:
         return [text_column]
@@ -385,13 +385,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _as_text(column: pa.Array, path: Path, first_row: int) -> pa.Array:
-    """Return the column as string or large_string, proven to be UTF-8."""
+    """Return the column as string or large_string, checked to be UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     try:
         column = column.cast(pa.large_string() if large else pa.string())
-        column.validate(full=True)  # Parquet's own reader believes whatever calls itself a string.
+        column.validate(full=True)  # Parquet's reader does not check that strings are UTF-8.
     except pa.ArrowInvalid as error:
         last_row = first_row + len(column) - 1
         raise SourceError(

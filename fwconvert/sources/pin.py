@@ -1,4 +1,4 @@
-"""Pin a dataset: list its files with sizes and sha256, so that a run is about these bytes and no others."""
+"""Pin a dataset: list its files with sizes and sha256, so that a run converts exactly these bytes."""
 
 import os
 import threading
@@ -15,9 +15,9 @@ from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_dataset
 from fwconvert.sources import catalog, parquet
 from fwconvert.store import atomic
 
-# A person is waiting, so less than a run has.
+# Shorter than in a run, because a user is waiting.
 _RETRY_SECONDS = 60.0
-# For all of a list, however it comes.
+# For a whole list, however slowly it arrives.
 _MOST_SECONDS = 10 * _RETRY_SECONDS
 
 
@@ -34,7 +34,7 @@ def pin(
 
     `path` is a folder of the dataset, `revision` a branch, tag or commit. With
     `output` the manifest is written to that file, for `recipe(version=...)`;
-    whether that can be is checked before all the work.
+    whether that is possible is checked first.
     """
     given = os.fspath(source)
     if output is not None:
@@ -50,8 +50,8 @@ def pin(
     else:
         raise UsageError(
             message(
-                "this is neither a folder here nor a dataset on the hub",
-                "name a folder that exists, or a dataset as owner/name",
+                "this is neither a local folder nor a dataset on the hub",
+                "name an existing folder, or a dataset as owner/name",
                 given=given,
             )
         )
@@ -61,13 +61,13 @@ def pin(
 
 
 def _check_output(path: Path) -> None:
-    """Raise UsageError if a manifest cannot be written there, or something else would be lost by it."""
+    """Raise UsageError if a manifest cannot be written there, or would overwrite something else."""
     if path.exists():
         try:
             records.read(path, SourceManifest)
         except FwconvertError:
             raise UsageError(
-                message("this file exists and is no source manifest", "choose another -o", file=path)
+                message("this file exists and is not a source manifest", "choose another -o", file=path)
             ) from None
     if not path.absolute().parent.is_dir():
         raise UsageError(
@@ -76,7 +76,7 @@ def _check_output(path: Path) -> None:
 
 
 def write(manifest: SourceManifest, path: Path) -> None:
-    """Write a manifest, which is named by its file; raise ManifestError if nobody would take it."""
+    """Write a manifest, named after its file; raise ManifestError if it is invalid."""
     _check_output(path)
     named = msgspec.structs.replace(manifest, name=path.stem)
     named.check()

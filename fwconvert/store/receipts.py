@@ -72,6 +72,15 @@ class Counts(Part, frozen=True, omit_defaults=True):
     cut: bool = False
 
 
+# What adds up over the sources of a run; receipts and lines of the run manifest have all of them.
+_SUMMED = ("documents", "tokens", "null_rows", "empty_rows", "filtered_rows")
+
+
+def totals(sources: Sequence[Part]) -> dict[str, int]:
+    """Return the sums over all sources, by name."""
+    return {name: sum(getattr(source, name) for source in sources) for name in _SUMMED}
+
+
 class Receipt(Record, frozen=True, tag="fwconvert receipt 1"):
     """One finished job."""
 

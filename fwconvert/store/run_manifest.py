@@ -15,7 +15,7 @@ from fwconvert.recipes import Recipe, Rules, SourceManifest, SourceShard, Totals
 from fwconvert.records import Part, Record
 from fwconvert.store import base, layout
 from fwconvert.store.base import Store
-from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine
+from fwconvert.store.receipts import Counts, JoinReceipt, Receipt, ShardLine, totals
 from fwconvert.store.sessions import Session
 
 # Of a token shard, and of each file beside it, in the run manifest.
@@ -124,12 +124,8 @@ def headline(
         jobs_done=len(jobs),
         train_shards=len(shards) - val,
         val_shards=val,
-        documents=sum(job.documents for job in jobs),
-        tokens=sum(job.tokens for job in jobs),
-        null_rows=sum(job.null_rows for job in jobs),
-        empty_rows=sum(job.empty_rows for job in jobs),
         dropped_tokens=dropped,
-        filtered_rows=sum(job.filtered_rows for job in jobs),
+        **totals(jobs),
     )
 
 

@@ -192,7 +192,7 @@ def test_plan_of_a_hub_version_needs_no_network(capsys: pytest.CaptureFixture[st
     ("words", "parts"),
     [
         ([], ["nothing to convert", "--version demo"]),
-        (["--version", "10C"], ["no version of this name", "10B"]),
+        (["--version", "10C"], ["no version with this name", "10B"]),
         (["--source", "nowhere", "--out", "o"], ["does not exist", "nowhere"]),
         (["--source", "."], ["--out is missing", "--out"]),
         (["--version", "demo", "--tokenizer", "gpt3"], ["gpt3", "gpt2"]),

@@ -433,7 +433,7 @@ def test_the_summary_the_status_and_the_plan_tell_of_the_choice(
     words = runner.command(sources, tmp_path / "out", tokenizer="bytes", workers=1)[3:]
     choice = ["--min-int-score", "3", "--limit-documents", "20"]
     assert cli.main(["plan", *words, *choice]) == 0
-    assert "how much it keeps is not known" in capsys.readouterr().out
+    assert "how much it keeps is unknown" in capsys.readouterr().out
     assert cli.main([*words, *choice]) == 0
     said = capsys.readouterr().out
     assert "the limit was reached after 1 of 7 sources" in said

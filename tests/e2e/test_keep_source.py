@@ -118,7 +118,7 @@ def test_a_wrong_file_in_the_place_of_a_source_is_left_and_that_source_set_aside
 
     assert_tidy_end(ended, 1)
     assert mine.read_bytes() == content
-    assert f"fwconvert: {SOURCE} failed: something else lies where this source is to be kept" in ended.stderr
+    assert f"fwconvert: {SOURCE} failed: another file is where this source is to be kept" in ended.stderr
     for word in (str(mine), f"{len(content):,} bytes", "-> move it away", "--keep-source"):
         assert ended.stderr.count(word) == 1
     assert hub_runs.bodies(hub.log, NAME) == []
@@ -141,7 +141,7 @@ def test_a_wrong_file_in_the_place_of_a_source_is_not_asked_for_its_columns(
     ended = run(conversion(pinned, tmp_path / "out", "--keep-source", str(kept)), hub.endpoint)
 
     assert_tidy_end(ended, 1)
-    assert "something else lies where this source is to be kept" in ended.stderr
+    assert "another file is where this source is to be kept" in ended.stderr
     assert "no such text column" not in ended.stderr
 
 

@@ -76,10 +76,10 @@ def test_a_few_that_are_missing_are_each_told_once_and_not_tried_again(
 
     assert_tidy_end(ended, 1)
     for path, name in zip(gone, (NAMES[1], NAMES[3]), strict=True):
-        assert f"fwconvert: {name} failed: a source file is not there\n" in ended.stderr
+        assert f"fwconvert: {name} failed: a source file is missing\n" in ended.stderr
         assert ended.stderr.count(str(path)) == 1
         assert ended.stderr.count(f"{name}: attempt") == 1
-    assert ended.stderr.count("-> put it there") == 2
+    assert ended.stderr.count("-> put it back") == 2
     assert "parquet:" in ended.stderr
     assert "cannot be read as parquet" not in ended.stderr
     for path, name in zip(gone, (NAMES[1], NAMES[3]), strict=True):

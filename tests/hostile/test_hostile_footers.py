@@ -29,9 +29,9 @@ LARGE = {
 }
 # How long a footer says it is in a file that has 50 bytes for it, and the magic bytes behind it.
 ENDS = {
-    "none": (0, b"PAR1", "has 0 bytes"),
-    "longer than the file": (51, b"PAR1", "has 51 bytes"),
-    "of 4 GB": (2**32 - 1, b"PAR1", "has 4,294,967,295 bytes"),
+    "none": (0, b"PAR1", "claims 0 bytes"),
+    "longer than the file": (51, b"PAR1", "claims 51 bytes"),
+    "of 4 GB": (2**32 - 1, b"PAR1", "claims 4,294,967,295 bytes"),
     "encrypted": (50, b"PARE", "encrypted"),
     "no magic bytes": (50, b"PAR2", "magic bytes"),
 }

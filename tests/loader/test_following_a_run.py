@@ -65,7 +65,7 @@ def test_a_run_that_nobody_makes_any_more_is_not_waited_for(
     sessions.write(folder, sessions.ended(past, outcome) if outcome else past)
 
     with pytest.raises(
-        NotReady, match=rf"(?s)nobody is making.*{outcome or 'interrupted'}.*run its command again"
+        NotReady, match=rf"(?s)no session is working on it.*{outcome or 'interrupted'}.*run its command again"
     ):
         waiting(folder, timeout).until(lambda: False)
     assert clock.now == 60
@@ -157,7 +157,7 @@ def test_a_follower_of_a_run_with_a_bad_source_is_told(tmp_path: Path) -> None:
     assert not runner.convert(source, out, **choices).complete
     served: list[Any] = []
 
-    with pytest.raises(NotReady, match=r"(?s)nobody is making.*1 jobs failed") as told:
+    with pytest.raises(NotReady, match=r"(?s)no session is working on it.*1 jobs failed") as told:
         served.extend(Loader(out, seq_len=50, order="sequential", follow=True))
     assert str(out) in str(told.value)
     assert served

@@ -73,7 +73,7 @@ def test_a_header_is_not_served_as_tokens(tmp_path: Path, kind: str, is_packed: 
     path, _ = good(tmp_path)[kind]
     path = packed(path) if is_packed else path
 
-    with pytest.raises(ShardError, match=rf"(?s)has a header.*{path.name}.*leave raw out"):
+    with pytest.raises(ShardError, match=rf"(?s)has a header.*{path.name}.*do not pass raw"):
         look(path, Claims(raw=raw))
 
 
@@ -188,7 +188,7 @@ def test_a_frame_that_does_not_tell_its_size_is_refused(tmp_path: Path) -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False)
     path = write(tmp_path / "a_train_1.bin.zst", compressor.compress(llmc(TOKENS)))
 
-    with pytest.raises(ShardError, match="how large"):
+    with pytest.raises(ShardError, match="declare the size"):
         look(path, Claims())
 
 

@@ -17,7 +17,7 @@ BASE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
 # What is asked for, and what must be told of it.
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"where": "scor > 3"}, "scor"),
-    ({"where": "len(score) > 3"}, "other kinds"),
+    ({"where": "len(score) > 3"}, "other types"),
     ({"min_int_score": 3}, "int_score"),
     ({"text_column": "txt"}, "--text-column"),
     ({"text_column": "score"}, "--text-column"),

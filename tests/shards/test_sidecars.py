@@ -124,10 +124,10 @@ def test_metadata_are_three_lines(tokens: int, people: str) -> None:
 @example(999_999)
 @example(10**9 - 1)
 @unhurried
-def test_the_line_for_people_is_what_humanize_makes(tokens: int) -> None:
+def test_the_line_humanized_is_what_humanize_makes(tokens: int) -> None:
     humanize = pytest.importorskip("humanize", reason="datatrove's dependency is not installed")
 
-    assert sidecars._for_people(tokens) == humanize.metric(tokens, unit="T")
+    assert sidecars._humanized(tokens) == humanize.metric(tokens, unit="T")
 
 
 DOCUMENTS = [[7, 8, 256], [256], [1, 2, 3, 4, 5, 256], [9, 256]]

@@ -228,7 +228,7 @@ def test_a_file_that_is_no_manifest_is_not_overwritten(hub: HubServer, tmp_path:
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
         ended = pin(REPO, FOLDER, "-o", tmp_path / name, endpoint=hub.endpoint)
-        assert_refused(ended, "is no source manifest", "choose another -o", str(tmp_path / name))
+        assert_refused(ended, "is not a source manifest", "choose another -o", str(tmp_path / name))
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == contents
 
 
@@ -243,7 +243,7 @@ def test_a_manifest_is_replaced_by_a_newer_one(hub: HubServer, repository: Path,
 def test_what_is_neither_a_folder_nor_a_dataset_is_explained(tmp_path: Path) -> None:
     for given in ("nothing", "./no/such", "/no/such", "a/b/c", str(tmp_path / "missing")):
         ended = pin(given, "-o", tmp_path / "m.json")
-        assert_refused(ended, "neither a folder here nor a dataset", "owner/name")
+        assert_refused(ended, "neither a local folder nor a dataset", "owner/name")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -270,7 +270,7 @@ def test_an_output_that_cannot_be_is_explained(hub: HubServer, tmp_path: Path) -
     missing = pin(REPO, "-o", tmp_path / "no" / "m.json", endpoint=hub.endpoint)
     assert_refused(missing, "no such folder", str(tmp_path / "no"))
     folder = pin(REPO, "-o", tmp_path, endpoint=hub.endpoint)
-    assert_refused(folder, "is no source manifest", str(tmp_path))
+    assert_refused(folder, "is not a source manifest", str(tmp_path))
     assert hub.log == [], "the hub was asked, or files were hashed, in vain"
 
 

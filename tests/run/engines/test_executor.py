@@ -21,8 +21,17 @@ FILES = 6
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 500, "val_tokens": 500}
 
 
-def processes(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+def processes(count: int, gate: Path | None = None) -> ProcessPoolExecutor:
+    """Return a pool of processes, which begin to work when the file `gate` is there."""
+    spawn = multiprocessing.get_context("spawn")
+    if gate is None:
+        return ProcessPoolExecutor(count, mp_context=spawn)
+    return ProcessPoolExecutor(count, mp_context=spawn, initializer=wait_for, initargs=(gate,))
+
+
+def wait_for(gate: Path) -> None:
+    while not gate.exists():
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +138,14 @@ def test_processes_tell_nothing_and_finish_what_they_have_begun_when_asked_to_st
     sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    watch = Watch(lambda _: watch.switch.ask())
-    with processes(1) as executor:
+    gate = tmp_path / "gate"
+
+    def stop(_: Snapshot) -> None:
+        watch.switch.ask()
+        gate.touch()
+
+    watch = Watch(stop)
+    with processes(1, gate) as executor:
         # Orders wait in the executor, too: it has fewer workers than the engine was told.
         engine = ExecutorEngine(executor, slots=FILES)
         result = convert(sources, out, engine, watch)
