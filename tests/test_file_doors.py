@@ -50,11 +50,11 @@ ALLOWED: dict[str, dict[str, int]] = {
     "store/atomic": {"os.open": 2, "folder.mkdir": 1, "folder.rmdir": 1, "path.replace": 1, "path.unlink": 1},
     "store/local": {"os.utime": 1},
     # A part is resumed by byte, so it is no draft: it has a name of its own until it is proven.
-    "hub/download": {"self._path.replace": 1},
+    "hub/part": {"self._path.replace": 1},
     "run/engines/local": {"slot.log.unlink": 1},  # logs of workers in which nothing is
     # The null device, and what Linux tells of a process.
     "processes": {"os.open": 1, "open": 2},
-    "machine": {"open": 1},
+    "machine": {"open": 2},
     "cli/console": {"open": 1},  # the null device in place of a reader who has gone
     # What is in the package.
     "tokens/tiktoken_kind": {"file.open": 1},
@@ -69,7 +69,7 @@ ALLOWED: dict[str, dict[str, int]] = {
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
 # in tiktoken's cache, a table that gigatoken reads from a file, parts, and fetched sources.
 ATOMIC = {
-    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download", "run/prefetch",
+    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download", "hub/part", "run/prefetch",
 }  # fmt: skip
 
 

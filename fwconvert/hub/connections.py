@@ -20,9 +20,9 @@ from fwconvert.hub.retry import Retry, TransientError
 from fwconvert.recipes import SourceShard
 
 MAX_CONNECTIONS = 64
-_FIRST_CONNECTIONS = 8
+_FIRST_CONNECTIONS = 16
 # Pieces that one request may ask for.
-_MAX_RUN = 8
+_MAX_RUN = 16
 # Bytes are collected for so long before they are written, or until there are so many.
 _COLLECT_SECONDS = 0.2
 _COLLECT_BYTES = 2**19
@@ -130,7 +130,9 @@ class Transfer:
         retry: Retry,
         count: Callable[[int], None],
         changed: threading.Condition,
+        turn: int,
     ) -> None:
+        self.turn = turn
         self.remote, self.file, self.part, self.retry, self.count = remote, file, part, retry, count
         self.changed = changed
         self.spans: list[Span] = []
@@ -142,6 +144,8 @@ class Transfer:
         self._has_begun = False
         # Held while the part is written to.
         self._writing = threading.Lock()
+        # Set when there may be something to hash, or to raise.
+        self._news = threading.Event()
 
     def may_ask(self, now: float) -> bool:
         """Return whether a range may be asked for: nothing is wrong, and no wait is left after a failure."""
@@ -224,22 +228,20 @@ class Transfer:
                 return
             self._flush(span)
             span.since = now
-        with self.changed:
-            self.changed.notify_all()
 
     def _flush(self, span: Span) -> None:
         """Write what is collected. Hold `_writing`."""
         collected, span.collected = span.collected, bytearray()
         self.part.write(span.position, memoryview(collected))
         span.position += len(collected)
+        self._news.set()
 
     def wait(self) -> None:
         """Wait until more of the file can be hashed, or a moment; raise what went wrong."""
-        with self.changed:
-            if not self.part.has_more:
-                self.changed.wait(_LOOK_SECONDS / 2)
-            if self.error is not None:
-                raise self.error
+        self._news.wait(_LOOK_SECONDS / 2)
+        self._news.clear()
+        if self.error is not None:
+            raise self.error
 
     def finish(self) -> None:
         """Write what has arrived; after this nobody writes to the part any more."""
@@ -258,6 +260,7 @@ class Transfer:
         with self.changed:
             self.error = self.error or error
             self._close()
+            self._news.set()
 
     def _close(self) -> None:
         """Take all ranges from their connections."""
@@ -322,11 +325,13 @@ class Connections:
         part: Part,
         retry: Retry,
         count: Callable[[int], None],
+        turn: int = 0,
     ) -> Iterator[Transfer]:
-        """Fetch what is missing of a part during the block, which waits for it."""
-        transfer = Transfer(remote, file, part, retry, count, self.changed)
+        """Fetch what is missing of a part during the block, which waits for it; the lowest `turn` first."""
+        transfer = Transfer(remote, file, part, retry, count, self.changed, turn)
         with self.changed:
             self._transfers.append(transfer)
+            self._transfers.sort(key=lambda one: one.turn)
             self._staff()
             self.changed.notify_all()
         try:

@@ -41,11 +41,12 @@ class Download:
     # Shared by all files that are fetched at a time.
     connections: Connections = field(default_factory=Connections)
 
-    def fetch(self, file: SourceShard, place: Path, parts: Path) -> None:
+    def fetch(self, file: SourceShard, place: Path, parts: Path, turn: int = 0) -> None:
         """Put the whole, verified file at `place`; raise SourceError if it cannot be fetched.
 
         HubError means that no file can be fetched now, OutputError that there is
-        no space for it. What has arrived stays in the folder `parts` for the next call.
+        no space for it. What has arrived stays in the folder `parts` for the next
+        call. Of several files at a time, those of a lower `turn` get connections first.
         """
         while not self._is_there(file, place):
             atomic.refuse_link(parts)
@@ -54,7 +55,7 @@ class Download:
             with Part.opened(parts / part_name(file, self.remote.revision), file, self._pause) as part:
                 if not self._is_there(file, place):
                     try:
-                        self._download_verified(file, part)
+                        self._download_verified(file, part, turn)
                     except BaseException:
                         part.discard_if_empty()
                         raise
@@ -90,10 +91,10 @@ class Download:
             raise SourceError(_occupied_message(file, place))
         return False
 
-    def _download_verified(self, file: SourceShard, part: Part) -> None:
+    def _download_verified(self, file: SourceShard, part: Part, turn: int) -> None:
         for attempt in range(1, _CONTENT_TRIES + 1):
             try:
-                self._download(file, part)
+                self._download(file, part, turn)
                 part.verify()
             except ContentMismatch as wrong:
                 part.restart()
@@ -104,10 +105,10 @@ class Download:
             else:
                 return
 
-    def _download(self, file: SourceShard, part: Part) -> None:
+    def _download(self, file: SourceShard, part: Part, turn: int) -> None:
         """Fetch what is missing, by as many connections as pay, and hash it in order as it arrives."""
         retry = Retry(self.patience, self.stop, self.tell)
-        with self.connections.serving(self.remote, file, part, retry, self.count) as transfer:
+        with self.connections.serving(self.remote, file, part, retry, self.count, turn) as transfer:
             while not part.is_whole:
                 if not part.hash_more(self._tick):
                     transfer.wait()

@@ -66,7 +66,7 @@ class Part:
     One thread calls `hash_more`; any number of threads may call `write`.
     """
 
-    piece_bytes = 4 * 2**20
+    piece_bytes = 2 * 2**20
 
     def __init__(self, path: Path, content: SourceShard, file: io.FileIO) -> None:
         self._path = path
@@ -149,12 +149,6 @@ class Part:
                 # After each call: a disk that is full may take a part of it.
                 self._counts[piece] = max(self._counts[piece], position - piece * self.piece_bytes)
                 self._note(piece)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether bytes have arrived that can be hashed."""
-        piece = self._hashed // self.piece_bytes
-        return self.is_whole or self.piece_begin(piece) > self._hashed
 
     def hash_more(self, tick: Callable[[], None]) -> bool:
         """Hash what has arrived without a gap behind what is hashed; return whether that was anything."""

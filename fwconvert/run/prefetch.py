@@ -257,7 +257,7 @@ class Prefetch(Input):
                 if bare is not None and not place.exists() and fetching.is_right(source, bare):
                     place = bare
                 else:
-                    fetching.fetch(source, place, self._parts)
+                    fetching.fetch(source, place, self._parts, order.source_index)
                 item = replace(order, file=SourceFile(str(place), proven=source.sha256 is not None))
             except SourceError as error:
                 item = Unfetched(order, Failure("unfetched", str(error)))

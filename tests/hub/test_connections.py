@@ -19,7 +19,7 @@ def settle(pace: Pace, *, each: float, link: float, seconds: float, begin: float
 def test_a_link_is_filled_and_not_by_many_more_connections_than_that_takes(wanted: int) -> None:
     pace = Pace(64)
     settle(pace, each=5e6, link=wanted * 5e6, seconds=8)
-    assert min(wanted, 64) <= pace.limit <= max(8, 2 * wanted)
+    assert wanted <= pace.limit <= max(16, 2 * wanted)
 
 
 def test_the_limit_is_reached_within_two_seconds() -> None:
@@ -40,8 +40,8 @@ def test_a_link_that_becomes_faster_is_noticed() -> None:
     now = settle(pace, each=5e6, link=40e6, seconds=20)
     before = pace.limit
     settle(pace, each=5e6, link=200e6, seconds=200, begin=now)
-    assert before <= 16
-    assert pace.limit >= 40
+    assert before <= 20
+    assert pace.limit * 5e6 >= 0.9 * 200e6
 
 
 def test_trouble_halves_the_number_once_for_all_connections_that_meet_it() -> None:
@@ -70,4 +70,4 @@ def test_nothing_is_learnt_while_there_is_too_little_to_fetch() -> None:
     pace = Pace(64)
     for tick in range(1, 200):
         pace.received(1_000, tick * 0.05, active=2)
-    assert pace.limit == 8
+    assert pace.limit == 16

@@ -31,7 +31,7 @@ class Gate:
     asked: list[str] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
 
-    def fetch(self, fetching: Download, file: SourceShard, place: Path, parts: Path) -> None:
+    def fetch(self, fetching: Download, file: SourceShard, place: Path, parts: Path, _turn: int) -> None:
         self.asked.append(file.path)
         while not self.opened.acquire(timeout=0.02):
             if fetching.stop.is_set():
@@ -48,8 +48,8 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
 
-    def fetch(fetching: Download, file: SourceShard, place: Path, parts: Path) -> None:
-        made.fetch(fetching, file, place, parts)
+    def fetch(fetching: Download, file: SourceShard, place: Path, parts: Path, turn: int) -> None:
+        made.fetch(fetching, file, place, parts, turn)
 
     monkeypatch.setattr(Download, "fetch", fetch)
     return made
