@@ -69,7 +69,8 @@ ALLOWED: dict[str, dict[str, int]] = {
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
 # in tiktoken's cache, a table that gigatoken reads from a file, parts, and fetched sources.
 ATOMIC = {
-    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download", "hub/part", "run/prefetch",
+    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download",
+    "hub/part", "run/prefetch",
 }  # fmt: skip
 
 
