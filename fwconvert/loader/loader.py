@@ -15,6 +15,7 @@ number of ranks with any batch size, and gives exactly the rest.
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, get_args
 
@@ -115,6 +116,12 @@ class Loader:
             yield batch
         self._passed_before += self._served.passed(position.windows)
         self._go(self.epoch + 1, Position())
+
+    def has_steps(self, skip: int) -> bool:
+        """Return whether this epoch has anything left after `skip` steps; True while a run is followed."""
+        if self.follow:
+            return True
+        return next(islice(self._walk(), skip, None), None) is not None
 
     def skip(self, steps: int) -> None:
         """Skip the next `steps` steps of this epoch without reading them."""

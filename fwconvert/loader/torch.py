@@ -51,8 +51,10 @@ class TokenDataset(IterableDataset[Pair]):
         self._turns = _Turns(loader.epoch)
         # The next two are set in worker processes only: where the loader was when the process began,
         self._home: _Home | None = None
-        # and whether it was given a state to resume from.
+        # whether it was given a state to resume from,
         self._resumed = False
+        # and whether the end of its epoch is recorded.
+        self._has_ended = False
 
     def __iter__(self) -> Iterator[Pair]:
         # Now, not with the first batch: our state may be asked for before that.
@@ -101,7 +103,13 @@ class TokenDataset(IterableDataset[Pair]):
         if self._resumed:
             self._turns.begin(self._home.moves, resumed=self.loader.epoch)
             self._resumed = False
+            # Now: StatefulDataLoader starts workers at the end of an epoch only to leave them at once, and
+            # does not wait for them to find out that nothing is left.
+            self._has_ended = not self.loader.has_steps(_place()[0] if self._skip is None else self._skip)
+            if self._has_ended:
+                self._turns.end()
             return
+        self._has_ended = False
         epoch = self._turns.begin(self._home.moves, here=self.loader.epoch if is_new else None)
         passed = self.loader.state()["passed_before"]
         self.loader.resume({**self._home.state, "passed_before": passed})
@@ -118,7 +126,7 @@ class TokenDataset(IterableDataset[Pair]):
             self._skip = workers - 1
             yield _pair(windows)
         self._skip = None
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not self._has_ended:
             self._turns.end()
 
     @property

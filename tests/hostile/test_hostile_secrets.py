@@ -125,17 +125,19 @@ def test_a_source_that_fails_in_its_worker_shows_no_secret(tmp_path: Path, files
     assert "Traceback" in recorded[0].read_text()
 
 
-def test_a_worker_that_is_lost_shows_no_secret(tmp_path: Path, files: dict[str, bytes]) -> None:
-    """Its memory is looked at some times a second, so a worker may be through with a small source before.
+def test_a_worker_that_is_lost_shows_no_secret(tmp_path: Path) -> None:
+    """Its memory is looked at some times a second, so a worker may be through with its source before.
 
     A forked one always would be: Python's variable makes the tests start this program, and so its worker.
     """
+    corpus.write(tmp_path / "long.parquet", corpus.documents(0, 50_000))
+    long = (tmp_path / "long.parquet").read_bytes()
     codes: list[int] = []
     while 1 not in codes:
         assert len(codes) < 20
         place = tmp_path / str(len(codes))
         place.mkdir()
-        with world(place, {GOOD: files[GOOD]}) as made:
+        with world(place, {GOOD: long}) as made:
             codes.append(made.convert("--worker-memory", 1000, FWCONVERT_DEBUG="1", PYTHONHASHSEED="0").code)
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,24 @@ def test_a_stateful_dataloader_resumes_in_a_later_epoch_and_goes_on_to_the_next(
     first.load_state_dict(state)
     assert rows(first) == wanted(1)[5 * steps :]
     assert rows(first) == wanted(2)
+
+
+class Dawdling(TokenDataset):
+    """Its workers take their time before they find out whether anything is left."""
+
+    def _batches(self) -> Iterator[Any]:
+        time.sleep(0.5)
+        yield from super()._batches()
+
+
+def test_the_epoch_after_an_ended_one_does_not_depend_on_how_fast_workers_are(folder: Path) -> None:
+    # StatefulDataLoader starts workers at the end of the old epoch, and leaves them at once.
+    first = stateful(dataset(folder), 3)
+    assert rows(first) == wanted(0)
+    again = stateful(Dawdling(Loader(folder, seq_len=SEQ_LEN, batch=5)), 3)
+    again.load_state_dict(first.state_dict())
+
+    assert rows(again) == wanted(1)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
