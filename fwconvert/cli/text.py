@@ -95,12 +95,12 @@ def _about_splits(result: "Result", rules: Rules) -> list[str]:
 
 def _why_no_validation(result: "Result", rules: Rules) -> str:
     from fwconvert.store import run_manifest  # noqa: PLC0415
-    from fwconvert.store.local import LocalStore  # noqa: PLC0415
+    from fwconvert.store.local import open_store  # noqa: PLC0415
 
     none, wanted = "there is no validation shard", f"fewer than --val-tokens ({rules.val_tokens:,})"
     if rules.layout == "contiguous":
         return f"{none}: the run has {result.headline.tokens:,} tokens, {wanted}"
-    first = run_manifest.read(LocalStore(result.out)).jobs[0]
+    first = run_manifest.read(open_store(result.out)).jobs[0]
     return f"{none}: it comes from the first source, and {first.path} has {first.tokens:,} tokens, {wanted}"
 
 
@@ -115,9 +115,9 @@ def what_next(result: "Result") -> str:
     """Suggest what to look at after the demo."""
     from fwconvert.inspection import show  # noqa: PLC0415
     from fwconvert.store import run_manifest  # noqa: PLC0415
-    from fwconvert.store.local import LocalStore  # noqa: PLC0415
+    from fwconvert.store.local import open_store  # noqa: PLC0415
 
-    manifest = run_manifest.read(LocalStore(result.out))
+    manifest = run_manifest.read(open_store(result.out))
     line = next((line for line in manifest.shards if line.split == "train"), None)
     if line is None:  # Less than one shard, and dropped.
         return ""

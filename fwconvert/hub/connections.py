@@ -19,7 +19,6 @@ from fwconvert.hub.remote import FileRange, Remote
 from fwconvert.hub.retry import Retry, TransientError
 from fwconvert.recipes import SourceShard
 
-MAX_CONNECTIONS = 64
 _FIRST_CONNECTIONS = 16
 # Pieces that one request may ask for.
 _MAX_RUN = 16
@@ -46,7 +45,7 @@ class Pace:
     _HOLD_AFTER_TROUBLE = 30.0
     _TROUBLE_SECONDS = 2.0
 
-    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self.limit = min(_FIRST_CONNECTIONS, most)
         # Bytes a second of all connections, as last measured.
@@ -299,7 +298,7 @@ def _overlaps(taken: list[tuple[int, int]], begin: int, end: int) -> bool:
 class Connections:
     """Threads that fetch the ranges of all files that are wanted, each with one connection at a time."""
 
-    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, most: int) -> None:
         self.changed = threading.Condition()
         self._pace = Pace(most)
         self._transfers: list[Transfer] = []
@@ -318,24 +317,15 @@ class Connections:
         return sum(not span.is_lost for span in self._active)
 
     @contextmanager
-    def serving(
-        self,
-        remote: Remote,
-        file: SourceShard,
-        part: Part,
-        retry: Retry,
-        count: Callable[[int], None],
-        turn: int = 0,
-    ) -> Iterator[Transfer]:
-        """Fetch what is missing of a part during the block, which waits for it; the lowest `turn` first."""
-        transfer = Transfer(remote, file, part, retry, count, self.changed, turn)
+    def serving(self, transfer: Transfer) -> Iterator[None]:
+        """Fetch what is missing of a file during the block, which waits for it; the lowest `turn` first."""
         with self.changed:
             self._transfers.append(transfer)
             self._transfers.sort(key=lambda one: one.turn)
             self._staff()
             self.changed.notify_all()
         try:
-            yield transfer
+            yield
         finally:
             with self.changed:
                 self._transfers.remove(transfer)
@@ -359,7 +349,8 @@ class Connections:
             try:
                 self._fetch(transfer, span)
             except BaseException as error:  # noqa: BLE001  # raised where the file is waited for
-                if not span.is_lost:  # Another connection has its range by now.
+                # A range that was lost is another connection's by now, and no trouble of the file.
+                if not span.is_lost:
                     self._failed(transfer, error)
             finally:
                 transfer.release(span)

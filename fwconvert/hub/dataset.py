@@ -78,6 +78,8 @@ class _Addresses:
         with ExitStack() as asking:
             if path not in self._known:
                 asking.enter_context(self._asking.setdefault(path, threading.Lock()))
+                if path in self._known:  # Another request was told meanwhile: nobody need wait for this one.
+                    asking.close()
 
             def learn(address: str) -> None:
                 self._known[path] = address

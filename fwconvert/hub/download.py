@@ -9,13 +9,13 @@ already have are skipped.
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fwconvert import files
 from fwconvert.errors import SourceError, Stopped, message
 from fwconvert.hub.client import endpoint
-from fwconvert.hub.connections import Connections
+from fwconvert.hub.connections import Connections, Transfer
 from fwconvert.hub.part import ContentMismatch, Part, part_name
 from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry
@@ -35,11 +35,11 @@ class Download:
     # Called with the number of bytes received, and with notices for the user.
     count: Callable[[int], None]
     tell: Callable[[str], None]
+    # Shared by all files that are fetched at a time.
+    connections: Connections
     # Files are kept in a folder of the user's. Nothing there is ever replaced, because it may not be ours;
     # so each file is synced before it gets its name, and a power cut cannot leave a damaged one.
     keeps: bool = False
-    # Shared by all files that are fetched at a time.
-    connections: Connections = field(default_factory=Connections)
 
     def fetch(self, file: SourceShard, place: Path, parts: Path, turn: int = 0) -> None:
         """Put the whole, verified file at `place`; raise SourceError if it cannot be fetched.
@@ -108,7 +108,8 @@ class Download:
     def _download(self, file: SourceShard, part: Part, turn: int) -> None:
         """Fetch what is missing, by as many connections as pay, and hash it in order as it arrives."""
         retry = Retry(self.patience, self.stop, self.tell)
-        with self.connections.serving(self.remote, file, part, retry, self.count, turn) as transfer:
+        transfer = Transfer(self.remote, file, part, retry, self.count, self.connections.changed, turn)
+        with self.connections.serving(transfer):
             while not part.is_whole:
                 if not part.hash_more(self._tick):
                     transfer.wait()

@@ -11,7 +11,7 @@ from fwconvert.inspection.reader import RunReader
 from fwconvert.shards import shard
 from fwconvert.store import layout, run_manifest
 from fwconvert.store.base import Store
-from fwconvert.store.local import LocalStore
+from fwconvert.store.local import open_store
 from fwconvert.store.receipts import ShardLine
 from fwconvert.store.run_manifest import RunManifest
 from fwconvert.tokens import registry, tokenizer
@@ -36,7 +36,7 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
 
     If none starts there, return the piece of one document that the shard holds.
     """
-    store = LocalStore(out)
+    store = open_store(out)
     manifest = run_manifest.read(store)
     line = find_shard(manifest, name)
     if not layout.is_shard(manifest.rules, line.name):

@@ -158,9 +158,8 @@ def sync(descriptor: int) -> None:
             try:
                 fcntl.fcntl(descriptor, full)
                 return
-            except (
-                OSError
-            ) as error:  # Network drives support only fsync; SQLite and Go fall back to it as well.
+            except OSError as error:
+                # Network drives support only fsync; SQLite and Go fall back to it as well.
                 if error.errno not in UNSUPPORTED:
                     raise
     os.fsync(descriptor)

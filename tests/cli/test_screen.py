@@ -32,6 +32,13 @@ def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
     assert not any("fetch" in part or "limit" in part for part in screen.counts(at(0.5), None))
 
 
+def test_a_run_that_fetches_says_how_fast_over_how_many_connections_and_what_limits_it() -> None:
+    now = at(0.5, fetched=2_000_000_000, bottleneck="network", connections=24)
+    assert screen.counts(now, Speed(1e6, 1, 68.2e6))[-2:] == ["fetching 68.2 MB/s over 24", "limit: network"]
+    ended = at(1.0, fetched=8_000_000_000, bottleneck="network")
+    assert screen.counts(ended, Speed(1e6, 1, 68.2e6))[-2:] == ["fetching 68.2 MB/s", "limit: network"]
+
+
 def test_the_time_left_is_that_of_the_slower_of_network_and_workers() -> None:
     # Of 8 GB half was done before; this session has fetched 2 GB and converted 1 GB.
     now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, bottleneck="network")

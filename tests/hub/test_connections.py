@@ -1,8 +1,12 @@
 """How many connections fetch: more while that brings more, fewer when the server complains."""
 
+import threading
+import time
+
 import pytest
 
 from fwconvert.hub.connections import Pace
+from fwconvert.hub.dataset import _Addresses
 
 
 def settle(pace: Pace, *, each: float, link: float, seconds: float, begin: float = 0.0) -> float:
@@ -71,3 +75,26 @@ def test_nothing_is_learnt_while_there_is_too_little_to_fetch() -> None:
     for tick in range(1, 200):
         pace.received(1_000, tick * 0.05, active=2)
     assert pace.limit == 16
+
+
+def test_requests_that_waited_for_an_address_then_go_on_together() -> None:
+    addresses = _Addresses()
+    together = threading.Barrier(2, timeout=20)
+    found: list[str] = []
+
+    def ask() -> None:
+        with addresses.known("file") as (address, _):
+            together.wait()  # None of them makes the other wait for its response.
+            found.append(address)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    with addresses.known("file") as (address, learn):
+        assert address == ""
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)  # Both wait for the address by now.
+        assert found == []
+        learn("https://storage.example/file")
+    for thread in threads:
+        thread.join()
+    assert found == ["https://storage.example/file"] * 2

@@ -45,7 +45,7 @@ QUICK = {"HF_HUB_DOWNLOAD_TIMEOUT": "2"}
 ASKER = """
 import json, sys, threading
 from pathlib import Path
-from fwconvert.hub import dataset as hub, download, retry
+from fwconvert.hub import connections, dataset as hub, download, retry
 from fwconvert.recipes import SourceShard
 
 retry._LONGEST_BACKOFF = 0.05
@@ -71,7 +71,8 @@ def answer(kind, repo, revision, *more):
         found = retry.with_retries(ask, repo, retry.Retry(how["patience"], stop, told.append))
         return [[file.path, file.bytes, file.sha256] for file in found]
     file, folder = more
-    fetching = download.Download(dataset, how["patience"], stop, lambda size: None, told.append)
+    pool = connections.Connections(4)
+    fetching = download.Download(dataset, how["patience"], stop, lambda size: None, told.append, pool)
     fetching.fetch(SourceShard(*file), Path(folder) / file[0], Path(folder) / ".parts")
 
 for question in questions:

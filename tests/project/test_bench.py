@@ -21,7 +21,7 @@ from bench.measure import BenchError, Measure, child, run
 from bench.peers import plain
 from bench.rows import Row, Setup, Way, measure, prepare, ways
 from bench.stages import Clock
-from bench.table import growth_table, loader_table, markdown, rows_table, stages_table
+from bench.table import growth_table, loader_table, markdown, network_table, rows_table, stages_table
 
 from fwconvert.tokens import tiktoken_kind
 
@@ -60,6 +60,22 @@ def test_growth_hidden_by_fixed_costs_has_no_exponent() -> None:
     growth = Growth("sources", points, Point(0, "0", took(5)))
     assert growth.exponents()["time"] is None
     assert "time indistinguishable" in growth_table(growth)
+
+
+def test_a_network_is_measured_against_the_fastest_downloader_or_the_disk() -> None:
+    rows = [
+        ("fwconvert, from the hub", 6.0),
+        ("fwconvert, from disk", 4.0),
+        ("a: alone", 5.0),
+        ("b: alone", 9.0),
+    ]
+    table = network_table([(title, Measure(seconds, 1.0, 0)) for title, seconds in rows])
+    assert [line.split("|")[-2].strip() for line in table.splitlines()[2:]] == [
+        "1.20",
+        "0.80",
+        "1.00",
+        "1.80",
+    ]
 
 
 def test_a_row_stands_beside_the_llmc_way_and_the_ceiling_of_as_many_processes() -> None:
