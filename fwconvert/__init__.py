@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fwconvert.recipes import SourceManifest as SourceManifest
     from fwconvert.run.convert import Result as Result
     from fwconvert.run.convert import convert as convert
+    from fwconvert.run.copying import Copied as Copied
+    from fwconvert.run.copying import copy as copy
     from fwconvert.run.engines import Engine as Engine
     from fwconvert.run.events import Observer as Observer
     from fwconvert.run.events import Snapshot as Snapshot
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from fwconvert.run.export import export as export
     from fwconvert.run.preflight import Estimate as Estimate
     from fwconvert.run.preflight import plan as plan
+    from fwconvert.run.ranks import Rank as Rank
+    from fwconvert.run.ranks import convert_rank as convert_rank
+    from fwconvert.run.ranks import merge as merge
+    from fwconvert.run.ranks import save_plan as save_plan
     from fwconvert.run.request import recipe as recipe
     from fwconvert.sources.pin import pin as pin
 

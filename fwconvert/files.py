@@ -80,6 +80,14 @@ def open_to_write(path: Path, *, create: bool = True, append: bool = False) -> i
     return file
 
 
+def has_its_name(file: io.FileIO, path: Path) -> bool:
+    """Return whether an open file still has its name: somebody may have moved or removed it since."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
 def create(path: Path) -> io.FileIO:
     """Make a file that nobody else has made; if there is anything of that name, that is an OSError."""
     return _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE | getattr(os, "O_NOFOLLOW", 0))

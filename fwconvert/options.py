@@ -35,11 +35,14 @@ class Options:
     prefetch: int | None = None
     max_connections: int = 64
     patience: float = 600.0
+    # A folder of this node for files on their way; None: fetched sources lie in the folder of the run.
+    scratch: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         records.check(self)
-        if self.keep_source == "":
-            raise UsageError(message("keep_source is empty", "name a folder; '.' is the current one"))
+        for name in ("keep_source", "scratch"):
+            if getattr(self, name) == "":
+                raise UsageError(message(f"{name} is empty", "name a folder; '.' is the current one"))
         counts = {"worker": self.workers, "thread": self.threads, "file fetched ahead": self.prefetch}
         counts |= {"connection": self.max_connections, "byte of memory for a worker": self.worker_memory}
         for name, number in counts.items():
@@ -53,6 +56,11 @@ class Options:
     def keep_folder(self) -> Path | None:
         """The folder in which fetched sources are kept, if they are."""
         return None if self.keep_source is None else Path(self.keep_source)
+
+    @property
+    def scratch_folder(self) -> Path | None:
+        """The folder of this node for what need not outlive a session, if there is one."""
+        return None if self.scratch is None else Path(self.scratch).absolute()
 
     @property
     def prefetch_count(self) -> int:
@@ -76,12 +84,45 @@ def parse_count(text: str) -> int:
 
     Exact: a number that is not whole (1.5, 1e-3) raises ValueError.
     """
-    digits = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?"
-    match = re.fullmatch(rf"({digits})([kKmMbBgGtT]?)", text.strip())
+    match = re.fullmatch(rf"({_DIGITS})([kKmMbBgGtT]?)", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a number such as 100M, 1_000_000 or 1e6")
     scale = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}[match[2].lower()]
-    number = Fraction(re.sub("[_,]", "", match[1])) * 10**scale
+    number = _fraction(match[1]) * 10**scale
     if number.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number")
     return int(number)
+
+
+def parse_bytes(text: str) -> int:
+    """Return how many bytes `text` means: 2GB, 2GiB, 2G, 512M, 4_000_000_000, 1.5 TB. Raises ValueError."""
+    match = re.fullmatch(rf"({_DIGITS}) ?(?:([kKmMgGtT])(i?)[bB]?|[bB])?", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 4GB")
+    power = " kmgt".index((match[2] or " ").lower())
+    number = _fraction(match[1]) * (1024 if match[3] else 1000) ** power
+    if number.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(number)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Return how many bytes come in a second by a line of this speed. Raises ValueError.
+
+    As lines are sold, 1G, 1Gb, 1Gbit/s and 1Gbps are bits; 125MB, 125MB/s and 119MiB/s are bytes.
+    """
+    match = re.fullmatch(rf"({_DIGITS}) ?([kKmMgGtT])(i?)(B|b|bit)?(?:/s|ps)?", text.strip())
+    speed = 0.0
+    if match is not None:
+        power = " kmgt".index(match[2].lower())
+        speed = float(_fraction(match[1]) * (1024 if match[3] else 1000) ** power)
+    if match is None or speed <= 0:
+        raise ValueError(f"{text!r} is not a speed such as 100M, 1G or 12MB/s")
+    return speed if match[4] == "B" else speed / 8
+
+
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?"
+
+
+def _fraction(digits: str) -> Fraction:
+    return Fraction(re.sub("[_,]", "", digits))

@@ -17,11 +17,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, parent_process, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fwconvert import files, machine
 from fwconvert.addresses import plain
@@ -83,7 +83,8 @@ def prepare(log: str) -> None:
     # numpy would start a thread for every core, in every worker, to multiply matrices; there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parent = _parent_sentinel()
-    _print_into(log)
+    print_into(log)
+    util.Finalize(None, _end_quickly, exitpriority=0)
     if parent is not None:
         threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()
 
@@ -114,6 +115,13 @@ def start(
         return future, next(iter(set(multiprocessing.active_children()) - before), None)
 
 
+class CallApart(Protocol):
+    """Calls a function in a process that it may end; see `call_apart`, which starts one for it."""
+
+    def __call__(self, function: Callable[[A], R], argument: A, limits: ProcessLimits) -> R:
+        """Return what the function returns, or raise what it raises; EndedApart if its process ended."""
+
+
 def call_apart(function: Callable[[A], R], argument: A, limits: ProcessLimits) -> R:
     """Return what a function returns, or raise what it raises, called in a process of its own.
 
@@ -126,6 +134,16 @@ def call_apart(function: Callable[[A], R], argument: A, limits: ProcessLimits) -
         future, started = start(executor, function, argument)
     except NO_START as error:
         raise FwconvertError(cannot_start(error)) from error
+    try:
+        return guarded(future, executor, started, limits)
+    finally:
+        executor.shutdown()
+
+
+def guarded(
+    future: "Future[R]", executor: ProcessPoolExecutor, started: BaseProcess | None, limits: ProcessLimits
+) -> R:
+    """Wait for what a process of an executor of one was given; EndedApart: it has ended, or was ended."""
     begun = time.monotonic()
     try:
         while not wait([future], _GUARD_SECONDS).done:
@@ -142,7 +160,6 @@ def call_apart(function: Callable[[A], R], argument: A, limits: ProcessLimits) -
     finally:
         if started is not None and not future.done():
             started.kill()
-        executor.shutdown()
 
 
 def check_open_files(workers: int, fetches: int) -> None:
@@ -187,7 +204,7 @@ def ended_by(code: int | None) -> str:
     return "an unknown cause" if code is None else f"exit code {code}"
 
 
-def _print_into(log: str) -> None:
+def print_into(log: str) -> None:
     """Send what libraries print (a Rust panic, a segmentation fault) to the log, not to the screen."""
     open_standard_streams()  # The log must not get one of their numbers, and be closed with it.
     try:
@@ -224,6 +241,15 @@ def _end_with_parent(sentinel: int) -> None:
     """End this process as soon as its parent is gone; a plain spawned worker would live on."""
     connection.wait([sentinel])
     os._exit(1)
+
+
+def _end_quickly() -> None:
+    """End a process that has nothing left to do. Taking its interpreter apart would free word by word."""
+    if sys.exc_info()[0] is None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(0)
 
 
 @contextmanager

@@ -218,9 +218,21 @@ class Recipe(Part, frozen=True, dict=True):
         root: Path | None = self.__dict__.get("root")
         return root
 
-    def at(self, root: Path | None) -> "Recipe":
-        """Return the same recipe, whose files lie below `root`."""
-        return self._same(root=root)
+    @property
+    def remote(self) -> str:
+        """The address in an object store that the paths of its sources start from; "": they are elsewhere."""
+        remote: str = self.__dict__.get("remote", "")
+        return remote
+
+    @property
+    def place(self) -> Path | str | None:
+        """Where its sources are: a folder, an address in an object store, or None: on the hub."""
+        return self.root or self.remote or None
+
+    def at(self, place: Path | str | None) -> "Recipe":
+        """Return the same recipe, whose files lie below a folder, or below an address in an object store."""
+        is_remote = isinstance(place, str)
+        return self._same(root=None if is_remote else place, remote=place if is_remote else "")
 
     def known_as(self, recipe_id: str) -> "Recipe":
         """Return the same recipe with another of its ids, which its run goes on to have."""
@@ -228,7 +240,7 @@ class Recipe(Part, frozen=True, dict=True):
 
     def _same(self, **remembered: object) -> "Recipe":
         same = Recipe(self.source, self.rules)
-        known = {name: value for name, value in self.__dict__.items() if name in ("recipe_id", "root")}
+        known = {name: value for name, value in self.__dict__.items() if name in _REMEMBERED}
         same.__dict__.update(known | remembered)
         return same
 
@@ -238,6 +250,10 @@ class Recipe(Part, frozen=True, dict=True):
             for file in self.source.files
         ]
         return digest([self.source.dataset, self.source.revision, files, msgspec.Raw(rules)])
+
+
+# What a recipe remembers beside what it is.
+_REMEMBERED = ("recipe_id", "root", "remote")
 
 
 def block_digits(files: Sequence[SourceShard], block_tokens: int) -> int:

@@ -122,6 +122,8 @@ def commands(purpose: str, *, mendable: bool) -> list[list[str]]:
     """Return the commands that make the environment."""
     python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     install = [str(python), "-I", "-m", "pip", "install"]
+    if purpose == "everything":
+        install.append("--no-compile")  # 50 s of CPU, most of it for modules that no test imports.
     listed = str(REPOSITORY / requirements(purpose))
     steps = [
         # The list is complete; pip would also look for what the list leaves out on purpose (see `torch`).

@@ -59,18 +59,22 @@ ALLOWED: dict[str, dict[str, int]] = {
     # What is in the package.
     "tokens/tiktoken_kind": {"file.open": 1},
     "tokens/gigatoken": {"place.read_bytes": 1},
+    "page/render": {"resources.files('fwconvert.page').joinpath(*name.split('/')).read_text": 1},
     # Files that are open already, a footer in memory, and what `files` has opened and holds.
     "shards/shard": {"np.memmap": 1, "np.fromfile": 1},
     "sources/parquet": {"pq.ParquetFile": 2, "pa.OSFile": 1},
+    "sources/labels": {"pq.ParquetFile": 1},
+    # Where a plan lays a vocabulary for a moment, since it must leave nothing in the folder of the run.
+    "run/sampling": {"tempfile.TemporaryDirectory": 1},
     # Written into memory.
     "sources/demo": {"pq.write_table": 1},
 }
 
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
-# in tiktoken's cache, a table that gigatoken reads from a file, parts, and fetched sources.
+# in tiktoken's cache, a table that gigatoken reads from a file, parts, fetched sources, and a page.
 ATOMIC = {
     "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download",
-    "hub/part", "run/prefetch",
+    "hub/part", "run/prefetch", "page/writing",
 }  # fmt: skip
 
 

@@ -6,14 +6,41 @@ reason, such as a full disk, is an error of its own. A character that the stream
 encoding lacks is escaped, as in JSON and in Python.
 """
 
+import datetime as dt
 import errno
+import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from fwconvert.errors import OutputError, message, printable
+
+# Of the JSON that --progress json prints: another one where a key is taken away or means something else.
+EVENT_VERSION = 1
+# Set by a script that runs the program: what its user has typed in place of `fwconvert`.
+CALLED_VARIABLE = "FWCONVERT_CALLED"
+
+
+class _Notes:
+    as_json = False
+
+
+_notes = _Notes()
+
+
+def program() -> str:
+    """Return what the user has typed to run this program, for commands that can be typed next."""
+    called = os.environ.get(CALLED_VARIABLE, "")
+    if called and called.isprintable():
+        return shlex.quote(called)
+    words = sys.orig_argv
+    for at, word in enumerate(words[:-1]):
+        if word == "-m" and words[at + 1] == "fwconvert":
+            return shlex.join([words[0], "-m", "fwconvert"])
+    return "fwconvert"
 
 
 def tell(text: str) -> None:
@@ -44,9 +71,29 @@ def _reader_has_gone(error: Exception) -> bool:
 
 def note(text: str) -> None:
     """Print to standard error, if there is one that can be written to."""
+    _print_note(event_line("error", text=text) if _notes.as_json else f"{printable(text)}\n")
+
+
+def notes_as_json(*, wanted: bool) -> None:
+    """From now on, let what is noted be JSON, one object a line; or text."""
+    _notes.as_json = wanted
+
+
+def note_event(event: str, **facts: object) -> None:
+    """Print a JSON object to standard error, if there is one that can be written to."""
+    _print_note(event_line(event, **facts))
+
+
+def event_line(event: str, **facts: object) -> str:
+    """Return what happened as a line of JSON in ASCII."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{json.dumps({'version': EVENT_VERSION, 'event': event, 'time': now, **facts})}\n"
+
+
+def _print_note(text: str) -> None:
     if sys.stderr is not None:
         stream = Unfailing(sys.stderr)
-        stream.write(escaped(f"{printable(text)}\n", stream.encoding))
+        stream.write(escaped(text, stream.encoding))
         stream.flush()
 
 

@@ -1,49 +1,46 @@
-"""The command-line parser: arguments in, an exit code out.
+"""The command line: words in, an exit code out.
 
 Exit codes: 0 done; 1 incomplete or failed; 2 the caller's mistake, and nothing was
 written; 129, 130 and 143 stopped (SIGHUP, SIGINT, SIGTERM). They report the outcome
 of the work, even if nothing can be printed.
+
+`COMMANDS` has every command but the conversion itself, which needs no word. What a
+mistake is answered with is in `mistakes`, what values may be in `values`.
 """
 
 import argparse
-import difflib
-import math
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fwconvert import processes
 from fwconvert.addresses import plain
-from fwconvert.cli import commands
-from fwconvert.cli.console import note, tell
-from fwconvert.errors import FwconvertError, UsageError, message
-from fwconvert.formats import FormatName
-from fwconvert.options import parse_count
+from fwconvert.cli import commands, flags, looking, values
+from fwconvert.cli.console import note, notes_as_json
+from fwconvert.cli.mistakes import Parser, first_word
+from fwconvert.errors import FwconvertError, UsageError
 
 if TYPE_CHECKING:  # For annotations only, so that --help stays fast.
     from fwconvert.run.engines import Engine
 
-_DESCRIPTION = """\
-Convert FineWeb-Edu parquet files into exact fixed-size token shards.
+# An example, and what it is for.
+Examples = tuple[tuple[str, str], ...]
 
-  fwconvert --version demo                  try it: offline, in seconds
-  fwconvert --version 10B                   fetch FineWeb-Edu and convert it
-  fwconvert --source DIR --out OUT          convert your own parquet files
-  fwconvert plan    [the same options]      what a run would need; changes nothing
-  fwconvert pin     REPO PATH -o FILE       pin any dataset, for --version FILE
-  fwconvert status  OUT                     how far a run is
-  fwconvert verify  OUT                     check every file of a run
-  fwconvert show    OUT SHARD               read the documents of a token shard
-  fwconvert show    OUT --document N        read one document of the run
-  fwconvert trace   OUT SHARD:OFFSET        the source, row, id and URL of a token
-  fwconvert export  OUT --format F -o DIR   another format, without tokenizing again
 
-After a crash, run the same command again: it resumes. To start over, remove the folder.
-"""
+@dataclass(frozen=True)
+class Command:
+    """A command: how it is filled with flags, what it does, and what its help says."""
+
+    # Under which heading the help of the program has it.
+    group: str
+    summary: str
+    fill: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], int]
+    about: str
+    examples: Examples
 
 
 def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -> int:
@@ -52,6 +49,7 @@ def main(argv: Sequence[str] | None = None, *, engine: "Engine | None" = None) -
     A program may pass the engine that `convert` and `export` run on.
     """
     processes.open_standard_streams()
+    notes_as_json(wanted=False)
     try:
         return _run(list(sys.argv[1:] if argv is None else argv), engine)
     except UsageError as error:
@@ -73,293 +71,428 @@ def _complain(error: object, code: int) -> int:
     return code
 
 
-class _Parser(argparse.ArgumentParser):
-    """Prints through the console module, so that a broken pipe does not change the exit code."""
-
-    def print_help(self, file: object = None) -> None:  # noqa: ARG002  # always a result
-        tell(self.format_help().removesuffix("\n"))
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.format_usage()}{self.prog}: error: {message}\n")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if message:
-            note(message.removesuffix("\n"))
-        sys.exit(status)
-
-
-def _run(argv: list[str], engine: "Engine | None") -> int:
-    parsers = {
-        "plan": (_plan_parser, commands.plan),
-        "pin": (_pin_parser, commands.pin),
-        "status": (_status_parser, commands.status),
-        "verify": (_verify_parser, commands.verify),
-        "show": (_show_parser, commands.show),
-        "trace": (_trace_parser, commands.trace),
-        "export": (_export_parser, commands.export),
-    }
-    if not argv or argv[0].startswith("-"):
-        args = _convert_parser().parse_args(argv, argparse.Namespace(engine=engine))
-        return commands.about() if args.about else commands.convert(args)
-    if argv[0] not in parsers:
-        close = difflib.get_close_matches(argv[0], parsers, n=1)
-        meant = [f"did you mean {word}?" for word in close]
-        known = f"the commands are {', '.join(parsers)}; without a command it converts"
-        raise UsageError(message("unknown command", *meant, known, given=argv[0]))
-    make, command = parsers[argv[0]]
-    return command(make().parse_args(argv[1:], argparse.Namespace(engine=engine)))
+def _run(words: list[str], engine: "Engine | None") -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    if words[:1] == ["convert"]:  # What needs no word may have one.
+        words = words[1:]
+    if words in (["--version"], ["-V"]):
+        return commands.versions()
+    given = argparse.Namespace(engine=engine)
+    if not words or words[0].startswith(_HYPHENS):
+        parser = program()
+        args = parser.read(words, given, _FlagsOfOthers())
+        if args.about:
+            return commands.about()
+        if args.rank is None and args.world is None:
+            return commands.convert(args)
+        return commands.rank(args, _given_words(parser, words))
+    name, *rest = words
+    if name not in COMMANDS:
+        raise UsageError(first_word(name, [*COMMANDS], rest))
+    parser = command_parser(name)
+    return COMMANDS[name].run(parser.read(rest, given, _FlagsOfOthers()))
 
 
-def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    program = "fwconvert" if not name else f"fwconvert {name}"
-    return _Parser(
-        prog=program,
+# What a flag may begin with, as people type it; only the first is right.
+_HYPHENS = ("-", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
+
+
+class _FlagsOfOthers(Mapping[str, list[str]]):
+    """The flags of every command, made when they are asked for: after a mistake."""
+
+    def __getitem__(self, name: str) -> list[str]:
+        return command_parser(name).flags if name else program().flags
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["", *COMMANDS])
+
+    def __len__(self) -> int:
+        return len(COMMANDS) + 1
+
+
+def _given_words(parser: Parser, words: list[str]) -> dict[str, object]:
+    """Return the values of the flags that are on the command line, without defaults."""
+    absent = object()
+    names = [name for name in vars(parser.read([])) if name != "engine"]
+    parsed = parser.read(words, argparse.Namespace(**dict.fromkeys(names, absent)))
+    return {name: value for name, value in vars(parsed).items() if value is not absent}
+
+
+# --- the parsers
+
+
+def program() -> Parser:
+    """Return the parser of a conversion, whose help is that of the program."""
+    parser = _parser("fwconvert", _PROGRAM, _PROGRAM_EXAMPLES)
+    parser.usage = "fwconvert [COMMAND] [flags]"
+    add = parser.add_argument
+    add(
+        "--about",
+        action="store_true",
+        help="show the version and exit; --version alone shows the data's, too",
+    )
+    flags.add_recipe(parser)
+    group = parser.add_argument_group("where, and with what (no byte of the output depends on it)")
+    flags.add_out(group)
+    flags.add_encoding(group)
+    flags.add_display(group)
+    flags.add_work(parser.add_argument_group("work"))
+    flags.add_fetching(parser.add_argument_group("fetching").add_argument)
+    ranks = parser.add_argument_group("more than one machine")
+    flags.add_engine(ranks)
+    ranks.add_argument(
+        "--rank", metavar="I|auto", type=values.rank,
+        help="convert only the share of this rank of the plan in --out (see plan --save); "
+        "auto: as Slurm or Kubernetes say",
+    )  # fmt: skip
+    flags.add_world(ranks)
+    return parser
+
+
+def command_parser(name: str) -> Parser:
+    """Return the parser of a command."""
+    command = COMMANDS[name]
+    parser = _parser(f"fwconvert {name}", command.about, command.examples)
+    fill(parser, command)
+    return parser
+
+
+def fill(parser: Parser, command: Command) -> None:
+    """Give the flags of a command to a parser, and a usage that fits on a line."""
+    command.fill(parser)
+    names = [*_positional(parser), *_required(parser)]
+    parser.usage = " ".join([parser.prog, *names, "[flags]"])
+
+
+def _positional(parser: Parser) -> list[str]:
+    found = [action for action in parser._actions if not action.option_strings]  # noqa: SLF001
+    names = [(str(action.metavar or action.dest), action.nargs) for action in found]
+    return [f"[{name}]" if nargs == "?" else name for name, nargs in names]
+
+
+def _required(parser: Parser) -> list[str]:
+    found = [action for action in parser._actions if action.option_strings and action.required]  # noqa: SLF001
+    return [f"{action.option_strings[0]} {action.metavar}" for action in found]
+
+
+def _parser(name: str, description: str, examples: Examples) -> Parser:
+    width = max(len(line) for line, _ in examples)
+    shown = "\n".join(f"  {line:<{width}}  {what}" for line, what in examples)
+    return Parser(
+        prog=name,
         description=description,
+        epilog=f"examples:\n{shown}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        exit_on_error=False,
     )
 
 
-def _convert_parser() -> argparse.ArgumentParser:
-    parser = _parser("", _DESCRIPTION)
-    parser.add_argument("--about", action="store_true", help="show the version and exit")
-    _add_recipe(parser)
-    group = parser.add_argument_group("options (they do not change a byte of the output)")
-    _add_out(group)
-    group.add_argument("--quiet", action="store_true", help="print errors only")
-    return parser
-
-
-def _plan_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "plan", "Show what a run would need: files, tokens, token shards, disk. Changes nothing."
+def _fill_plan(parser: Parser) -> None:
+    group = parser.add_argument_group("what to plan with")
+    group.add_argument(
+        "--bandwidth", metavar="SPEED", type=values.bandwidth,
+        help="of the line to the sources: 100M, 1G (bits a second), 12MB/s "
+        "(default: measured for two seconds)",
+    )  # fmt: skip
+    group.add_argument(
+        "--save", action="store_true", help="write the plan into --out, for ranks to convert (--rank)"
     )
-    _add_recipe(parser)
-    _add_out(parser.add_argument_group("options"))
-    _add_json(parser)
-    return parser
+    flags.add_json(group)
+    flags.add_recipe(parser)
+    group = parser.add_argument_group("where, and with what (no byte of the output depends on it)")
+    flags.add_out(group)
+    flags.add_encoding(group)
+    flags.add_work(parser.add_argument_group("work"))
+    flags.add_fetching(parser.add_argument_group("fetching").add_argument)
+    flags.add_engine(parser.add_argument_group("more than one machine"))
 
 
-def _pin_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "pin",
-        "Make a source manifest: the exact list of files, with sizes and sha256, of a dataset on the hub\n"
-        "or of a folder on this machine. Use it with --version FILE.",
-    )
+def _fill_pin(parser: Parser) -> None:
     add = parser.add_argument
-    add("source", metavar="REPO|DIR", type=_given, help="a dataset on the hub (owner/name), or a folder here")
+    add("source", metavar="REPO|DIR", type=values.given,
+        help="a dataset on the hub (owner/name), or a folder here")  # fmt: skip
     add("path", metavar="PATH", nargs="?", default="", help="a folder of the repository (default: all of it)")
     add("--revision", metavar="R", default="", help="a branch, tag or commit (default: main)")
-    add("-o", "--output", metavar="FILE", type=_path, required=True, help="where to write the manifest")
-    return parser
+    add("-o", "--output", "--out", metavar="FILE", type=values.path, required=True,
+        help="where to write the manifest")  # fmt: skip
 
 
-def _status_parser() -> argparse.ArgumentParser:
-    parser = _parser("status", "Show how far a run is, and what failed. Exit code 0: complete; 1: not yet.")
-    _add_run(parser)
-    _add_json(parser)
-    return parser
+def _fill_with_run(parser: Parser) -> None:
+    flags.add_run(parser)
+    flags.add_json(parser)
 
 
-def _verify_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "verify",
-        "Check every file of a run: sizes, sha256, totals, document index, token ids. Exit code 1: problems.",
-    )
-    _add_run(parser)
-    _add_json(parser)
-    return parser
+def _fill_repair(parser: Parser) -> None:
+    flags.add_run(parser)
+    parser.add_argument(
+        "--source", metavar="DIR", type=values.place,
+        help="where the sources are now, or s3://... (default: where they were, or the hub)",
+    )  # fmt: skip
+    flags.add_display(parser)
+    group = parser.add_argument_group("with what (no byte of the output depends on it)")
+    flags.add_encoding(group)
+    flags.add_work(group, rehash=False)
+    flags.add_fetching(parser.add_argument_group("fetching").add_argument)
+    flags.add_engine(parser.add_argument_group("more than one machine"))
 
 
-def _show_parser() -> argparse.ArgumentParser:
-    parser = _parser("show", "Decode the first documents of a token shard, or one document of the run.")
-    _add_run(parser)
+def _fill_show(parser: Parser) -> None:
+    flags.add_run(parser)
     add = parser.add_argument
     add("shard", metavar="SHARD", nargs="?", help="a token shard's name, or an unambiguous part of it")
-    add("--documents", metavar="N", type=_count(1), default=3, help="how many (default 3)")
-    add("--document", metavar="N", type=_count(1),
+    add("--documents", metavar="N", type=values.count(1), default=3, help="how many (default 3)")
+    add("--document", metavar="N", type=values.count(1),
         help="instead: the whole document N of the run; 1 is the first one of the first source")  # fmt: skip
-    return parser
 
 
-def _trace_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "trace",
-        "Show where a token comes from: the source file, the row, and the id and url in that row.\n"
-        "The row is read from --source, from its former place, or from the hub, and must match the tokens.",
-    )
-    _add_run(parser)
+def _fill_trace(parser: Parser) -> None:
+    flags.add_run(parser)
     add = parser.add_argument
     add("place", metavar="SHARD:OFFSET", help="a token shard, and the index of a token in it, from 0")
-    add("--source", metavar="DIR", type=_path, help="the folder with the source files")
-    _add_json(parser)
-    return parser
+    add("--source", metavar="DIR", type=values.place, help="the folder with the source files, or s3://...")
+    flags.add_json(parser)
 
 
-def _export_parser() -> argparse.ArgumentParser:
-    parser = _parser(
-        "export",
+def _fill_report(parser: Parser) -> None:
+    flags.add_run(parser)
+    add = parser.add_argument
+    add("-o", "--output", "--out", metavar="FILE", dest="output", type=values.path,
+        help="where to write it (default: OUT's name, then .html)")  # fmt: skip
+    add("--verify", action="store_true", help="read and check every file of the run for it")
+
+
+def _fill_browse(parser: Parser) -> None:
+    flags.add_run(parser)
+    parser.add_argument(
+        "--port", metavar="N", type=values.count(0),
+        help="on 127.0.0.1 (default: 8642, or any that is free; 0: any)",
+    )  # fmt: skip
+
+
+def _fill_compare(parser: Parser) -> None:
+    add = parser.add_argument
+    add("a", metavar="A", type=values.place, help="the output folder of a run, or s3://...")
+    add("b", metavar="B", type=values.place, help="that of another run")
+    flags.add_json(parser)
+
+
+def _fill_export(parser: Parser) -> None:
+    flags.add_run(parser)
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", dest="new", type=values.place, required=True,
+        help="a new folder, or s3://...",
+    )  # fmt: skip
+    flags.add_display(parser)
+    flags.add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
+    flags.add_work(parser.add_argument_group("work (no byte of the output depends on it)"))
+    flags.add_engine(parser.add_argument_group("more than one machine"))
+
+
+def _fill_merge(parser: Parser) -> None:
+    flags.add_run(parser)
+    flags.add_world(parser)
+    flags.add_display(parser)
+    flags.add_work(parser.add_argument_group("work (no byte of the output depends on it)"))
+    flags.add_engine(parser.add_argument_group("more than one machine"))
+
+
+def _fill_copy(parser: Parser) -> None:
+    flags.add_run(parser)
+    add = parser.add_argument
+    add("new", metavar="NEW", type=values.place, help="a folder, or s3://bucket/prefix (gs://, az://)")
+    add("--scratch", metavar="DIR", type=values.path,
+        help="a folder of this machine for files on their way (default: in the user's cache)")  # fmt: skip
+    flags.add_display(parser)
+
+
+def _fill_completion(parser: Parser) -> None:
+    shells = commands.SHELLS
+    parser.add_argument(
+        "shell", metavar="SHELL", choices=shells, type=values.one_of(shells), help=", ".join(shells)
+    )
+
+
+# --- the table
+
+COMMANDS: dict[str, Command] = {
+    "plan": Command(
+        "before a run",
+        "what a run would need: tokens, disk, time",
+        _fill_plan,
+        commands.plan,
+        "Answer before anything is spent: files, tokens, token shards, disk, time, and what limits it.\n"
+        "A few row groups are read and encoded for that, of files on the hub by ranges. Changes nothing,\n"
+        "except with --save. Exit code 1: the disk is too small.",
+        (
+            ("fwconvert plan --version 10B", "the whole 10BT sample"),
+            ("fwconvert plan --source data --min-score 3", "what a filter keeps"),
+            ("fwconvert plan --version 100B --bandwidth 1G", "with a line of 1 Gbit/s"),
+        ),
+    ),
+    "pin": Command(
+        "before a run",
+        "pin any dataset, for --version FILE",
+        _fill_pin,
+        commands.pin,
+        "Make a source manifest: the exact list of files, with sizes and sha256, of a dataset on the hub\n"
+        "or of a folder on this machine. Use it with --version FILE.",
+        (
+            ("fwconvert pin data -o mine.json", "a folder here"),
+            ("fwconvert pin HuggingFaceFW/fineweb sample/10BT -o fineweb10B.json", "a part of a dataset"),
+        ),
+    ),
+    "status": Command(
+        "look at a run",
+        "how far it is, and what failed",
+        _fill_with_run,
+        commands.status,
+        "Show how far a run is, and what failed. Exit code 0: complete; 1: not yet.",
+        (("fwconvert status tokens", "in words"), ("fwconvert status tokens --json", "for programs")),
+    ),
+    "verify": Command(
+        "look at a run",
+        "check every file of it",
+        _fill_with_run,
+        commands.verify,
+        "Check every file of a run: sizes, sha256, totals, document index, token ids. Exit code 1: problems.",
+        (("fwconvert verify tokens", "prove it"), ("fwconvert repair tokens", "if there are problems")),
+    ),
+    "show": Command(
+        "look at a run",
+        "read the documents of a token shard",
+        _fill_show,
+        commands.show,
+        "Decode the first documents of a token shard, or one document of the run.",
+        (
+            ("fwconvert show tokens train_00000_000", "the first documents of a token shard"),
+            ("fwconvert show tokens --document 2", "one document of the run"),
+        ),
+    ),
+    "trace": Command(
+        "look at a run",
+        "the source, row, id and URL of a token",
+        _fill_trace,
+        commands.trace,
+        "Show where a token comes from: the source file, the row, and the id and url in that row.\n"
+        "The row is read from --source, from its former place, or from the hub, and must match the tokens.",
+        (("fwconvert trace tokens train_00000_000:1234", "token 1234 of that shard"),),
+    ),
+    "report": Command(
+        "look at a run",
+        "one page about it, for a browser",
+        _fill_report,
+        looking.report,
+        "Write one page about a run, for a browser: what was made, how fast, what the documents are like.\n"
+        "It needs no network and loads nothing. Runs that are not finished, or were made by an earlier\n"
+        "version, have a page with what is known of them.",
+        (("fwconvert report tokens -o tokens.html", "open that file in a browser"),),
+    ),
+    "browse": Command(
+        "look at a run",
+        "the same page, live, with a reader",
+        _fill_browse,
+        looking.browse,
+        "Show the page of a run in a browser on this machine, live while the run goes on, with a reader:\n"
+        "any document, any token, search. Only this machine can reach it. Ctrl-C ends it.",
+        (("fwconvert browse tokens", "then open the address that it prints"),),
+    ),
+    "compare": Command(
+        "look at a run",
+        "how two runs differ",
+        _fill_compare,
+        looking.compare,
+        "Compare two runs: their recipes and counts, which token shards are equal, byte for byte, by the\n"
+        "sha256 in the run manifests, and where the first difference is. Exit code 0: equal; 1: not.",
+        (
+            ("fwconvert compare tokens other", "in words"),
+            ("fwconvert compare tokens other --json", "for programs"),
+        ),
+    ),
+    "repair": Command(
+        "change a run",
+        "make damaged or missing files again",
+        _fill_repair,
+        commands.repair,
+        "Hash every file of a run, and make those again from their sources that are damaged or missing.\n"
+        "A run that is not finished is finished. After a crash, run the same command again.\n"
+        "Exit code 0: it is whole.",
+        (
+            ("fwconvert repair tokens", "from where the sources were"),
+            ("fwconvert repair tokens --source data", "from where they are now"),
+        ),
+    ),
+    "export": Command(
+        "change a run",
+        "another format, without tokenizing again",
+        _fill_export,
+        commands.export,
         "Make another run from a finished one without tokenizing again. The files are those that a\n"
         "conversion with these flags would make; whatever is not given stays as it is.\n"
         "After a crash, run the same command again: it resumes.",
-    )
-    _add_run(parser)
-    _add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
-    group = parser.add_argument_group("options (they do not change a byte of the output)")
-    group.add_argument(
-        "-o", "--out", metavar="DIR", dest="new", type=_path, required=True, help="a new folder"
-    )
-    _add_work(group)
-    group.add_argument("--quiet", action="store_true", help="print errors only")
-    return parser
+        (
+            ("fwconvert export tokens --format npy -o as_npy", "for build-nanogpt"),
+            ("fwconvert export tokens --shard-tokens 2k -o small", "smaller token shards"),
+        ),
+    ),
+    "copy": Command(
+        "change a run",
+        "a finished run to or from an object store",
+        _fill_copy,
+        commands.copy,
+        "Copy a finished run, to an object store, from one, or anywhere else. Every file is proven by its\n"
+        "sha256, and the manifest comes last. If it is interrupted, the same command goes on.",
+        (
+            ("fwconvert copy tokens other", "to another folder"),
+            ("fwconvert copy tokens s3://bucket/tokens", "to an object store"),
+        ),
+    ),
+    "merge": Command(
+        "change a run",
+        "finish what many machines converted (--rank)",
+        _fill_merge,
+        commands.merge,
+        "Finish a run that ranks have converted: check what they made, join the tails, write the manifest.\n"
+        "If sources are missing, nothing is joined; the ranks to run again are printed as Slurm's --array\n"
+        "takes them, then the sources, and the exit code is 1.",
+        (("fwconvert merge tokens", "when all ranks are done"),),
+    ),
+    "completion": Command(
+        "your shell",
+        "complete these words by TAB",
+        _fill_completion,
+        commands.completion,
+        "Print what lets a shell complete commands, flags, their choices and paths. To keep it:\n"
+        "  bash  fwconvert completion bash > ~/.local/share/bash-completion/completions/fwconvert\n"
+        "  zsh   fwconvert completion zsh > ~/.zfunc/_fwconvert   (with fpath+=~/.zfunc before compinit)\n"
+        "  fish  fwconvert completion fish > ~/.config/fish/completions/fwconvert.fish",
+        (("fwconvert completion bash", "the others are zsh and fish"),),
+    ),
+}
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=_path, help="the output folder of a run")
+def _summaries() -> str:
+    width, lines, group = max(map(len, COMMANDS)), [], ""
+    for name, command in COMMANDS.items():
+        if command.group != group:
+            group = command.group
+            lines.append(f"{group}:")
+        lines.append(f"  {name:<{width}}  {command.summary}")
+    return "\n".join(lines)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+_PROGRAM = f"""\
+Convert FineWeb-Edu parquet files into exact fixed-size token shards. After a crash, run the
+same command again: it resumes. To start over, remove the folder.
 
+{_summaries()}
+Without a command it converts; the flags are below. fwconvert COMMAND --help has those of a command."""
 
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_argument_group("what to convert")
-    source.add_argument(
-        "--version", metavar="NAME", type=_given, help="10B, 100B, 350B, full, demo, or a manifest file"
-    )
-    source.add_argument(
-        "--source", metavar="DIR|GLOB|FILE", type=_given, help="parquet files on this machine"
-    )
-    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text")
-    recipe = parser.add_argument_group("what to make (part of the recipe)")
-    add = recipe.add_argument
-    add("--tokenizer", metavar="NAME", default="gpt2",
-        help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
-    _add_shape(recipe)
-    _add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
-
-
-def _add_shape(group: "argparse._ArgumentGroup", *, changes: bool = False) -> None:
-    """Add the flags that decide the files but not the tokens; for an export, those that may differ."""
-    add, same = group.add_argument, "as in OUT"
-    add("--format", choices=get_args(FormatName), default=None if changes else "llmc",
-        help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
-        f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip
-    side = f"{same}, or that of a new --format" if changes else "before for llmc and npy, else after"
-    add("--eot", choices=("before", "after"), help=f"where a document's separator is (default: {side})")
-    add("--shard-tokens", metavar="N", type=_count(1),
-        help=f"tokens in a shard (default: {same if changes else '100M; demo: 250k'})")  # fmt: skip
-    add("--val-tokens", metavar="N", type=_count(0), help="tokens for validation, from the first source "
-        f"(default: {same if changes else 'one shard'}; 0: none)")  # fmt: skip
-    add("--layout", choices=("independent", "contiguous"),
-        help="independent: shards per source; contiguous: one stream, as in llm.c "
-        f"(default: {same if changes else 'independent'})")  # fmt: skip
-    add("--last", choices=("merge", "keep", "drop"),
-        help="a last shard that is not full: merge it into the one before, keep it or drop it "
-        f"(default: {same if changes else 'merge'})")  # fmt: skip
-    add("--compress", choices=("none", "zstd"), default=None if changes else "none",
-        help="zstd: shards to be shipped, not memory-mapped (llmc, npy, raw) "
-        f"(default: {same if changes else 'none'})")  # fmt: skip
-    add("--name", metavar="PREFIX",
-        help=f"prefix of file names (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
-
-
-def _add_choice(add: Callable[..., object]) -> None:
-    add("--min-score", metavar="X", type=_finite, help="keep rows whose column score is at least X")
-    add("--min-int-score", metavar="N", type=_whole, help="keep rows whose column int_score is at least N")
-    add("--where", metavar="EXPR",
-        help="keep rows for which this is true: \"language_score > 0.9 and language == 'en'\"")  # fmt: skip
-    add("--limit-documents", metavar="N", type=_count(1), help="stop after N documents")
-    add("--limit-tokens", metavar="N", type=_count(1),
-        help="stop after N tokens, separators included; the last document is cut there")  # fmt: skip
-
-
-def _add_out(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--out", metavar="DIR", type=_path, help="output folder (default: edu_fineweb{VERSION})"
-    )
-    group.add_argument(
-        "--threads", metavar="N", type=_count(1), help="in each process (default: cores / workers)"
-    )
-    group.add_argument(
-        "--encoder", choices=("auto", "fast", "reference"), default="auto",
-        help="fast: gigatoken, audited; reference: tiktoken (default: auto)",
-    )  # fmt: skip
-    _add_work(group)
-    _add_fetching(group.add_argument)
-
-
-def _add_work(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--workers", metavar="N", type=_count(1), help="processes (default: one for each core)"
-    )
-    group.add_argument(
-        "--rehash", action="store_true",
-        help="hash all existing output, and remake what is damaged "
-        "(default: hash what has been modified since)",
-    )  # fmt: skip
-    group.add_argument(
-        "--no-disk-check", dest="check_disk", action="store_false",
-        help="start even if the disk seems too small",
-    )  # fmt: skip
-    group.add_argument(
-        "--worker-memory", metavar="BYTES", type=_count(1),
-        help="kill a process that uses more (default: its share of 80 %% of the machine's memory)",
-    )  # fmt: skip
-    group.add_argument(
-        "--stall-timeout", metavar="SECONDS", type=_count(1), default=900,
-        help="kill a process without progress for this long (default: 900)",
-    )  # fmt: skip
-
-
-def _add_fetching(add: Callable[..., object]) -> None:
-    add("--keep-source", metavar="DIR", type=_path,
-        help="keep fetched files here, and reuse those already there (default: remove them)")  # fmt: skip
-    add("--prefetch", metavar="N", type=_count(1),
-        help="files fetched ahead of the workers (default: 4, or half the workers)")  # fmt: skip
-    add("--max-connections", metavar="N", type=_count(1), default=64,
-        help="connections to the hub; as many as make it faster are used (default: at most 64)")  # fmt: skip
-    add("--patience", metavar="SECONDS", type=_count(1), default=600,
-        help="how long to retry without progress from the hub (default: 600)")  # fmt: skip
-
-
-def _given(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("it is empty: is a shell variable not set?")
-    return text
-
-
-def _path(text: str) -> Path:
-    """Return a path. Refuse "", which an unset shell variable gives: it would mean the current folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("it is empty: is a shell variable not set? The current folder is .")
-    return Path(text)
-
-
-def _finite(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 3 or 2.5")
-    return number
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch("[+-]?[0-9]{1,18}", text.strip()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 3")
-    return int(text)
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = parse_count(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
-        return number
-
-    return parse
+_PROGRAM_EXAMPLES = (
+    ("fwconvert --version demo", "try it: offline, in seconds"),
+    ("fwconvert --source data --out tokens", "convert your own parquet files"),
+    ("fwconvert --source 'data/*.parquet' --where 'score > 3' -o good", "those documents alone"),
+    ("fwconvert --version 10B", "fetch FineWeb-Edu's 10BT sample and convert it"),
+    ("fwconvert --version 10B --limit-tokens 1B --out one", "its first billion tokens"),
+)

@@ -1,35 +1,25 @@
-"""The progress display as lines of text: from a snapshot and a speed, for any width and encoding.
-
-The speed is that of the last half minute of this session's own work. An
-average since the start would credit a resumed run with work of earlier
-sessions, and would show a slow start for hours.
-"""
+"""What is said of a run, as text: numbers for people, and lines that fit a window and an encoding."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # For annotations only, so that --help stays fast.
-    from fwconvert.run.engines import Progress
     from fwconvert.run.events import Snapshot
+    from fwconvert.run.outlook import Forecast
 
 Clock = Callable[[], float]
-# A piece of a line and its style; a line is drawn piece by piece.
-Span = tuple[str, str]
 
 SEPARATOR = " · "
 UNKNOWN = "–"  # noqa: RUF001  # a dash, as wide as a digit
-_ASCII = {"·": "|", "…": "~", UNKNOWN: "-", "━": "#", "─": "-"}
-# The speed is measured over this time.
-WINDOW_SECONDS = 30.0
-# A shorter time is too little to measure a speed.
-EVIDENCE_SECONDS = 2.0
-# A longer bar shows no more, and breaks when the window shrinks.
-_WIDEST_HEAD = 100
+# What bars and words are drawn with, where an encoding lacks it.
+_ASCII = {"·": "|", "…": "~", UNKNOWN: "-", "━": "#", "╸": "#", "╺": "-", "─": "-"}
+# An end that is further away is told with its day.
+_A_DAY = 20 * 60 * 60
 
 
 def humanised(number: float) -> str:
@@ -45,8 +35,8 @@ def humanised(number: float) -> str:
 
 
 def megabytes(number: float) -> str:
-    """Return bytes as megabytes: 0.4, 12.3, 123."""
-    return f"{number / 1e6:.1f}" if number < 99.95e6 else f"{number / 1e6:.0f}"
+    """Return bytes as megabytes: 0.4, 12.3, 1,230."""
+    return f"{number / 1e6:.1f}" if number < 99.95e6 else f"{number / 1e6:,.0f}"
 
 
 def percent(part: float) -> str:
@@ -62,10 +52,17 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def bar(part: float, width: int, style: str) -> list[Span]:
-    """Return a bar of which `part` is filled; its two glyphs differ, so it needs no colour."""
-    full = math.floor(min(1.0, max(0.0, part)) * max(0, width))
-    return [("━" * full, style), ("─" * (width - full), "dim")]
+def finish(seconds: float | None, now: float) -> str:
+    """Return the time of day in so many seconds: 18:42, or Fri 18:42; "" if that is unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    try:
+        then = time.localtime(now + seconds)
+    except (OverflowError, OSError, ValueError):  # Beyond the calendar.
+        return ""
+    if seconds > 6 * 24 * 60 * 60:
+        return time.strftime("%Y-%m-%d", then)
+    return time.strftime("%a %H:%M" if seconds > _A_DAY else "%H:%M", then)
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
@@ -136,148 +133,25 @@ def _replaced(character: str, encoding: str) -> str:
     return character
 
 
-class Speed(NamedTuple):
-    """Units (source bytes, or tokens while joining), tokens, and bytes fetched, per second."""
-
-    units: float
-    tokens: float
-    fetched: float = 0.0
-
-
-class _Sample(NamedTuple):
-    at: float
-    units: float
-    tokens: int
-    fetched: int
+def status(snapshot: Snapshot, forecast: Forecast) -> list[str]:
+    """Return how far the run is, what limits it and how much time is left, in parts: the important first."""
+    left = f"{duration(forecast.seconds_left)} left"
+    head = f"{snapshot.phase} {percent(forecast.progress).strip()}"
+    limiting = limits(snapshot, forecast)
+    return [head, left, *limiting[:1], *counts(snapshot, forecast), *limiting[1:2]]
 
 
-class Pace:
-    """Measures how fast this session works, each phase separately."""
+def outcome(snapshot: Snapshot, seconds: float) -> list[str]:
+    """Return the summary of a finished phase, in parts: the important first; its speeds are averages."""
+    from fwconvert.run.outlook import Forecast  # noqa: PLC0415  # loaded already by whoever had a snapshot
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._phase = ""
-        self._started = 0.0
-        self._samples: deque[_Sample] = deque()
-
-    def add(self, snapshot: Snapshot) -> None:
-        """Add a measurement."""
-        now = self._clock()
-        if snapshot.phase != self._phase:
-            self._phase, self._started = snapshot.phase, now
-            self._samples.clear()
-        fetched = snapshot.fetched or 0
-        # Before that the workers are still starting, which would distort the speed.
-        if snapshot.session_units > 0 or fetched:
-            self._samples.append(_Sample(now, snapshot.session_units, session_tokens(snapshot), fetched))
-        while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_SECONDS:
-            self._samples.popleft()
-
-    @property
-    def seconds(self) -> float:
-        """How long the phase has lasted so far."""
-        return self._clock() - self._started
-
-    def recent(self) -> Speed | None:
-        """Return the speed of the last half minute, or None while there is too little evidence."""
-        if not self._samples:
-            return None
-        first, last = self._samples[0], self._samples[-1]
-        seconds = last.at - first.at
-        if seconds < EVIDENCE_SECONDS:
-            return None
-        # A failed job's work is subtracted again; a speed is never negative.
-        gains = (last.units - first.units, last.tokens - first.tokens, last.fetched - first.fetched)
-        return Speed(*(max(0.0, gain) / seconds for gain in gains))
-
-    def average(self, snapshot: Snapshot) -> Speed | None:
-        """Return the speed since the beginning of the phase."""
-        seconds = self.seconds
-        if seconds <= 0:
-            return None
-        done = (snapshot.session_units, session_tokens(snapshot), snapshot.fetched or 0)
-        return Speed(*(amount / seconds for amount in done))
-
-
-def session_tokens(snapshot: Snapshot) -> int:
-    """Return the tokens that this session made in this phase."""
-    return int(snapshot.session_units) if snapshot.phase == "join" else snapshot.session_tokens
-
-
-def screen(snapshot: Snapshot, speed: Speed | None, width: int, height: int) -> list[list[Span]]:
-    """Return the lines of the live display on a terminal of this size."""
-    return head_lines(snapshot, speed, width) + job_lines(snapshot.running, width, max(1, height - 6))
-
-
-def head_lines(snapshot: Snapshot, speed: Speed | None, width: int) -> list[list[Span]]:
-    """Return the two lines about the whole run."""
-    done = fraction(snapshot)
-    end = f" {percent(done)} · {duration(seconds_left(snapshot, speed))} left".ljust(22)
-    bar_width = min(width, _WIDEST_HEAD) - len(snapshot.phase) - 1 - len(end)
-    first = [(f"{snapshot.phase} ", "bold"), *bar(done, bar_width, "green"), (end, "")]
-    return [first, [(fitting(counts(snapshot, speed), width), "")]]
-
-
-def job_lines(running: Sequence[Progress], width: int, most: int) -> list[list[Span]]:
-    """Return a line for each running job, at most `most`, then the number of jobs left out."""
-    bar_width = max(8, min(20, width // 5))
-    unit = " tokens" if width >= 72 else ""
-    free = width - bar_width - len(f"    {'':>4} 12.3M{unit}")
-    shown = running[:most]
-    title_width = min(max(8, free), max((cells(job.title) for job in shown), default=0))
-    lines = [_job_line(job, title_width, bar_width, unit) for job in shown]
-    if len(running) > most:
-        lines.append([(f"  … and {len(running) - most} more", "dim")])
-    return lines
-
-
-def _job_line(job: Progress, title_width: int, bar_width: int, unit: str) -> list[Span]:
-    title = shortened(job.title, title_width)
-    padding = " " * (title_width - cells(title))
-    end = f" {math.floor(job.fraction * 100):>3}% {humanised(job.tokens):>5}{unit}"
-    return [(f"  {title}{padding} ", ""), *bar(job.fraction, bar_width, "cyan"), (end, "")]
-
-
-def status(snapshot: Snapshot, speed: Speed | None) -> list[str]:
-    """Return how far the run is and how much time is left."""
-    return [_headline(snapshot), *counts(snapshot, speed), f"{duration(seconds_left(snapshot, speed))} left"]
-
-
-def outcome(snapshot: Snapshot, pace: Pace) -> list[str]:
-    """Return the summary of a finished phase, most important first; its speed is the average."""
-    jobs, tokens, *rates = counts(snapshot, pace.average(snapshot))
-    return [_headline(snapshot), jobs, tokens, f"in {duration(pace.seconds)}", *rates]
-
-
-def _headline(snapshot: Snapshot) -> str:
-    return f"{snapshot.phase} {percent(fraction(snapshot)).strip()}"
-
-
-def counts(snapshot: Snapshot, speed: Speed | None) -> list[str]:
-    """Return jobs, tokens, tokens/s and, while source bytes are read, MB/s."""
-    jobs = f"{snapshot.jobs_done}/{snapshot.jobs} jobs"
-    tokens_rate = f"{UNKNOWN if speed is None else humanised(speed.tokens)} tokens/s"
-    if snapshot.phase == "join":
-        return [jobs, f"{humanised(snapshot.units_done)} tokens joined", tokens_rate]
-    bytes_rate = f"{UNKNOWN if speed is None else megabytes(speed.units)} MB/s"
-    if snapshot.phase == "check":
-        return [f"{megabytes(snapshot.units_done)} of {megabytes(snapshot.units)} MB hashed", bytes_rate]
-    return [
-        jobs,
-        f"{humanised(snapshot.tokens)} tokens",
-        tokens_rate,
-        bytes_rate,
-        *_fetching(snapshot, speed),
-    ]
-
-
-def _fetching(snapshot: Snapshot, speed: Speed | None) -> list[str]:
-    """Return the download rate and the bottleneck, if the run fetches files."""
-    if snapshot.fetched is None:
-        return []
-    rate = UNKNOWN if speed is None else megabytes(speed.fetched)
-    over = f" over {snapshot.connections}" if snapshot.connections else ""
-    return [f"fetching {rate} MB/s{over}", f"limit: {snapshot.bottleneck}"]
+    spent = max(seconds, 1e-9)
+    tokens = snapshot.session_units if snapshot.phase == "join" else snapshot.session_tokens
+    fetched = None if snapshot.fetched is None else snapshot.fetched / spent
+    average = Forecast(0.0, 0.0, tokens / spent, snapshot.session_units / spent, fetched)
+    head = f"{snapshot.phase} {percent(fraction(snapshot)).strip()}"
+    jobs, made, *rates = counts(snapshot, average if seconds > 0 else Forecast(0.0, None, None, None))
+    return [head, jobs, made, f"in {duration(seconds)}", *rates, *limits(snapshot, average)[:2]]
 
 
 def fraction(snapshot: Snapshot) -> float:
@@ -287,15 +161,38 @@ def fraction(snapshot: Snapshot) -> float:
     return min(1.0, max(0.0, snapshot.units_done / snapshot.units))
 
 
-def seconds_left(snapshot: Snapshot, speed: Speed | None) -> float | None:
-    """Return how long the rest of the phase takes at this speed; None if that is unknown."""
-    left = max(0.0, snapshot.units - snapshot.units_done)
-    if left == 0:
-        return 0.0
-    if speed is None:
-        return None
-    times = [left / speed.units] if speed.units > 0 else []
-    if snapshot.fetched is not None and speed.fetched > 0:  # The slower of the two determines it.
-        before = snapshot.units_done - snapshot.session_units
-        times.append(max(0.0, snapshot.units - before - snapshot.fetched) / speed.fetched)
-    return max(times, default=None)
+def counts(snapshot: Snapshot, forecast: Forecast) -> list[str]:
+    """Return jobs, tokens, tokens/s and, while source bytes are read, MB/s; how many machines are at work."""
+    nodes = len({job.node for job in snapshot.running if job.node})
+    jobs = f"{snapshot.jobs_done}/{snapshot.jobs} jobs" + (f" on {nodes} nodes" if nodes > 1 else "")
+    tokens_rate = f"{_known(forecast.tokens, humanised)} tokens/s"
+    bytes_rate = f"{_known(forecast.units, megabytes)} MB/s"
+    if snapshot.phase == "join":
+        return [jobs, f"{humanised(snapshot.units_done)} tokens joined", tokens_rate]
+    if snapshot.phase in ("check", "copy"):
+        done = "hashed" if snapshot.phase == "check" else "copied"
+        return [f"{megabytes(snapshot.units_done)} of {megabytes(snapshot.units)} MB {done}", bytes_rate]
+    return [jobs, f"{humanised(snapshot.tokens)} tokens", tokens_rate, bytes_rate]
+
+
+def limits(snapshot: Snapshot, forecast: Forecast) -> list[str]:
+    """Return what the run waits for, the download rate and what is to come, if the run fetches files."""
+    if snapshot.fetched is None or snapshot.phase != "convert":
+        return []
+    over = f" over {snapshot.connections} connections" if snapshot.connections else ""
+    return [
+        f"limit: {snapshot.bottleneck}",
+        f"fetching {_known(forecast.fetched, megabytes)} MB/s{over}",
+        f"{megabytes(snapshot.to_fetch)} MB to come",
+    ]
+
+
+def resuming(snapshot: Snapshot) -> str:
+    """Return what earlier sessions have done, if they have done anything."""
+    if not snapshot.jobs_found or snapshot.phase in ("check", "copy"):
+        return ""
+    return f"resuming: {snapshot.jobs_found:,} of {snapshot.jobs:,} were done before"
+
+
+def _known(rate: float | None, shown: Callable[[float], str]) -> str:
+    return UNKNOWN if rate is None else shown(rate)

@@ -11,7 +11,6 @@ import os
 from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
-from http.cookiejar import DefaultCookiePolicy
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from urllib.parse import unquote, urlsplit
 from fwconvert.addresses import is_one, plain, shown
 from fwconvert.errors import HubError, UsageError, message
 
-_NO_COOKIES = DefaultCookiePolicy(netscape=False, rfc2965=False, allowed_domains=())
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -50,12 +48,15 @@ def plain_session() -> Any:
 
 
 def _new_session(make: Callable[[], Any]) -> Any:
+    from http.cookiejar import DefaultCookiePolicy  # noqa: PLC0415  # 40 ms
+
+    no_cookies = DefaultCookiePolicy(netscape=False, rfc2965=False, allowed_domains=())
     reason = "not a valid proxy address"
     try:
         if all(map(is_one, _proxies().values())):
             made = make()
             # Every time, because the client may replace its session.
-            made.cookies.jar.set_policy(_NO_COOKIES)
+            made.cookies.jar.set_policy(no_cookies)
             return made
     except (ImportError, OSError) as error:
         reason = plain(error)

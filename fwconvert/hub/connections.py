@@ -10,10 +10,11 @@ is far slower than the others, or stalls, another one takes over what it has lef
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fwconvert.errors import HubError, OutputError, Stopped
+from fwconvert.errors import HubError, Stopped
 from fwconvert.hub.part import ContentMismatch, Part
 from fwconvert.hub.remote import FileRange, Remote
 from fwconvert.hub.retry import Retry, TransientError
@@ -22,9 +23,6 @@ from fwconvert.recipes import SourceShard
 _FIRST_CONNECTIONS = 16
 # Pieces that one request may ask for.
 _MAX_RUN = 16
-# Bytes are collected for so long before they are written, or until there are so many.
-_COLLECT_SECONDS = 0.2
-_COLLECT_BYTES = 2**19
 # A connection that brings nothing for so long, or a quarter of what the others bring, is replaced.
 _STALL_SECONDS = 3.0
 _SLOW_SHARE = 4
@@ -112,8 +110,6 @@ class Span:
     def __init__(self, position: int, end: int, now: float) -> None:
         self.position, self.end = position, end
         self.began, self.moved, self.bytes = now, now, 0
-        # What has arrived and is not written yet, and since when.
-        self.collected, self.since = bytearray(), now
         # Given to another connection, or not needed any more.
         self.is_lost = False
 
@@ -182,13 +178,14 @@ class Transfer:
 
     def take_over(self, fair_rate: float, now: float) -> Span | None:
         """Return what a connection has left that is far slower than `fair_rate`, which loses it."""
-        for span in self.spans:
+        for span in [*self.spans]:
             age = now - span.began
             stalls = now - span.moved > _STALL_SECONDS
             crawls = age > _STALL_SECONDS and span.bytes / age < fair_rate / _SLOW_SHARE
             if (stalls or crawls) and not self.is_alone:
                 self._lose(span)
-                return self._add(Span(span.position, span.end, now))
+                if span.position < span.end:  # It may have brought all, and not ended yet.
+                    return self._add(Span(span.position, span.end, now))
         return None
 
     def split(self, now: float) -> Span | None:
@@ -217,23 +214,13 @@ class Transfer:
             span.position, span.end = self.part.first_missing, self.file.bytes
             return True
 
-    def collect(self, span: Span, content: bytes, now: float) -> None:
-        """Take what a connection brought; it is written when there is enough of it, or after a moment."""
+    def write(self, span: Span, content: memoryview) -> None:
+        """Write what a connection brought, unless its range was given to another one."""
         with self._writing:
-            if span.is_lost:
-                return
-            span.collected += content
-            if len(span.collected) < _COLLECT_BYTES and now - span.since < _COLLECT_SECONDS:
-                return
-            self._flush(span)
-            span.since = now
-
-    def _flush(self, span: Span) -> None:
-        """Write what is collected. Hold `_writing`."""
-        collected, span.collected = span.collected, bytearray()
-        self.part.write(span.position, memoryview(collected))
-        span.position += len(collected)
-        self._news.set()
+            if not span.is_lost:
+                self.part.write(span.position, content)
+                span.position += len(content)
+                self._news.set()
 
     def wait(self) -> None:
         """Wait until more of the file can be hashed, or a moment; raise what went wrong."""
@@ -243,7 +230,7 @@ class Transfer:
             raise self.error
 
     def finish(self) -> None:
-        """Write what has arrived; after this nobody writes to the part any more."""
+        """Take all ranges back; after this nobody writes to the part any more."""
         with self.changed:
             self._close()
 
@@ -282,11 +269,7 @@ class Transfer:
         return span
 
     def _lose(self, span: Span) -> None:
-        with self._writing:
-            try:
-                self._flush(span)
-            except OutputError as error:
-                self.error = self.error or error
+        with self._writing:  # Whoever writes for it now is done first.
             span.is_lost = True
         self.spans.remove(span)
 
@@ -296,9 +279,13 @@ def _overlaps(taken: list[tuple[int, int]], begin: int, end: int) -> bool:
 
 
 class Connections:
-    """Threads that fetch the ranges of all files that are wanted, each with one connection at a time."""
+    """Threads that fetch the ranges of all files that are wanted, each with one connection at a time.
 
-    def __init__(self, most: int) -> None:
+    What goes wrong and is tried again is counted in `faults`: "refusals", "broken", "corrupt".
+    """
+
+    def __init__(self, most: int, faults: Counter[str] | None = None) -> None:
+        self.faults: Counter[str] = Counter() if faults is None else faults
         self.changed = threading.Condition()
         self._pace = Pace(most)
         self._transfers: list[Transfer] = []
@@ -311,6 +298,17 @@ class Connections:
         """How many connections are at work."""
         with self.changed:
             return self._working
+
+    @property
+    def under_way(self) -> list[tuple[str, int, int]]:
+        """The files that are being fetched, in turn: the path, the bytes that have arrived, and the size."""
+        with self.changed:
+            return [(one.file.path, one.part.arrived, one.file.bytes) for one in self._transfers]
+
+    def met(self, fault: str) -> None:
+        """Count a fault that is tried again."""
+        with self.changed:
+            self.faults[fault] += 1
 
     @property
     def _working(self) -> int:
@@ -370,6 +368,8 @@ class Connections:
             transfer.failed(error)
         except HubError as final:
             transfer.fail(final)
+        else:
+            self.met("refusals" if error.is_answer else "broken")
 
     def _next(self) -> tuple[Transfer, Span] | None:
         """Wait for something to fetch; return None when no file is wanted any more."""
@@ -427,27 +427,24 @@ class Connections:
             if ignores_range and not transfer.fetch_alone(span):
                 return
             self._receive(transfer, span, answer)
-        arrived = span.position + len(span.collected)
-        if not span.is_lost and arrived < span.end:
-            raise TransientError(f"the response ended after {arrived:,} of {span.end:,} bytes")
+        if not span.is_lost and span.position < span.end:
+            raise TransientError(f"the response ended after {span.position:,} of {span.end:,} bytes")
 
     def _receive(self, transfer: Transfer, span: Span, answer: FileRange) -> None:
-        """Write what a response brings, in steps."""
+        """Write what a response brings, block by block."""
         skip = span.position - answer.begin
-        for chunk in answer:
+        for block in answer:
             now = time.monotonic()
-            if transfer.retry.stop.is_set():
-                raise Stopped("stopped by the user")
-            if span.is_lost:
-                return
-            new, skip = chunk[skip:], max(0, skip - len(chunk))
-            room = max(0, span.end - span.position - len(span.collected))
+            new, skip = memoryview(block)[skip:], max(0, skip - len(block))
+            room = max(0, span.end - span.position)
             if len(new) > room and span.end == transfer.file.bytes:
                 raise ContentMismatch(f"the server sent more than {transfer.file.bytes:,} bytes")
-            transfer.collect(span, new[:room], now)
-            span.moved, span.bytes = now, span.bytes + len(chunk)
-            self._count(transfer, len(chunk), min(len(new), room), now)
-            if room <= len(new):
+            transfer.write(span, new[:room])
+            span.moved, span.bytes = now, span.bytes + len(block)
+            self._count(transfer, len(block), min(len(new), room), now)
+            if transfer.retry.stop.is_set():
+                raise Stopped("stopped by the user")
+            if span.is_lost or room <= len(new):
                 return
 
     def _count(self, transfer: Transfer, size: int, new: int, now: float) -> None:

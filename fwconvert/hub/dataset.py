@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Generic
 from urllib.parse import quote, urlsplit
 
@@ -68,6 +67,9 @@ class _Addresses:
         # "": the hub sends the file itself.
         self._known: dict[str, str] = {}
         self._asking: dict[str, threading.Lock] = {}
+
+    def __reduce__(self) -> tuple[type[_Addresses], tuple[()]]:
+        return _Addresses, ()  # In another process, perhaps on another machine, the hub is asked again.
 
     @contextmanager
     def known(self, path: str) -> Iterator[tuple[str, Callable[[str], None]]]:
@@ -244,9 +246,11 @@ class Dataset:
         status = response.status
         if status in _TRANSIENT_STATUS or status >= 500:
             after, is_pressure = _retry_after(response.headers, status), status in _PRESSURE_STATUS
-            raise TransientError(f"the server returned {status}", after, is_pressure=is_pressure)
+            raise TransientError(
+                f"the server returned {status}", after, is_pressure=is_pressure, is_answer=True
+            )
         if status in (401, 403) and not response.url.startswith(f"{endpoint()}/"):
-            raise TransientError(f"the storage server behind the hub returned {status}")
+            raise TransientError(f"the storage server behind the hub returned {status}", is_answer=True)
         if status >= 400:
             raise self._refusal(response, path)
 
@@ -420,6 +424,8 @@ def _retry_after(headers: Mapping[str, str], status: int) -> float | None:
     after = headers.get("Retry-After", "").strip()
     if re.fullmatch("[0-9]+", after):
         return float(after[:18])  # Longer numbers exceed any time that we would wait anyway.
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415  # 20 ms, for a header that few servers send
+
     try:
         if after:
             return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())

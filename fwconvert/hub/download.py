@@ -101,6 +101,7 @@ class Download:
                 if attempt == _CONTENT_TRIES:
                     part.discard()
                     raise SourceError(self._mismatch_message(file, wrong)) from None
+                self.connections.met("corrupt")
                 self.tell(f"{file.path}: {wrong}; fetching it again")
             else:
                 return

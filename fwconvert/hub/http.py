@@ -4,14 +4,17 @@ The client limits each wait for a byte but not their sum: a server that sends a
 header, or a hundred thousand "100 Continue" responses, one byte at a time could
 hold us for days. And it reads the body of a redirect to its end. So each request
 has its own thread, which passes on what arrives. The caller waits for all of the
-headers only as long as one wait may take, and again for each chunk of the body;
+headers only as long as one wait may take, and again for each block of the body;
 then it abandons the thread, which ends as soon as something arrives. Redirects
 are followed here, so that the token stays with its origin and little of their
 body is read.
+
+To wake another thread costs more than a chunk of 64 KiB does. So a body is
+handed over in blocks: what has arrived in a moment, or half a megabyte.
 """
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -22,11 +25,13 @@ from fwconvert.hub.retry import TransientError
 _MOST_REDIRECTS = 20
 # A body this small is read to its end so that the connection can be reused; otherwise it is closed.
 _LITTLE_BYTES = 64 * 2**10
-# Chunks of at most 64 KiB that have arrived and wait for the caller.
-_QUEUE_LENGTH = 16
+# A block that is handed over at once, and how long it is waited for if something has arrived.
+_BLOCK_BYTES = 2**19
+_BLOCK_SECONDS = 0.1
+# What may have arrived and wait for the caller.
+_MOST_WAITING_BYTES = 2 * _BLOCK_BYTES
 # Let the client's own timeout come first: its message says what it was waiting for.
 _SPARE_SECONDS = 1.0
-_LOOK_SECONDS = 0.2
 
 
 class Response:
@@ -40,7 +45,7 @@ class Response:
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the body as it was sent, chunk by chunk; raise TransientError if it stalls."""
+        """Yield the body as it was sent, block by block; raise TransientError if it stalls."""
         return self._chunks
 
     @property
@@ -63,7 +68,7 @@ def request(session: Any, url: str, headers: Mapping[str, str], seconds: float) 
     try:
         yield Response(exchange.response(), exchange.chunks())
     finally:
-        exchange.abandoned.set()
+        exchange.abandon()
 
 
 class _Abandoned(Exception):
@@ -75,11 +80,14 @@ class _Exchange(threading.Thread):
 
     def __init__(self, session: Any, seconds: float) -> None:
         super().__init__(name="exchange", daemon=True)
-        self.abandoned = threading.Event()
         # Set while we wait for the server alone: a slow name server or a busy pool does not count.
         self._server_is_due = threading.Event()
         self._session, self._seconds = session, seconds
-        self._queue: queue.Queue[object] = queue.Queue(_QUEUE_LENGTH)
+        # Guards all below. What has arrived: the response, then chunks, then None; or an error.
+        self._changed = threading.Condition()
+        self._is_abandoned = False
+        self._arrived: deque[object] = deque()
+        self._chunk_bytes = self._others = 0
 
     def send(self, url: str, headers: Mapping[str, str]) -> None:
         """Start the request; raise if the address is invalid."""
@@ -96,8 +104,14 @@ class _Exchange(threading.Thread):
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the body."""
-        while (chunk := self._next()) is not None:
-            yield chunk
+        while (block := self._next()) is not None:
+            yield block
+
+    def abandon(self) -> None:
+        """Wait for nothing any more."""
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify()
 
     def _next(self) -> Any:
         came = self._wait()
@@ -111,14 +125,29 @@ class _Exchange(threading.Thread):
         raise TransientError(f"the server's response cannot be parsed ({type(came).__name__})")
 
     def _wait(self) -> object:
+        """Return the next that arrived: the response, a block of the body, None or an error."""
         waited = 0.0
         while True:
-            try:
-                return self._queue.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
-                waited = waited + _LOOK_SECONDS if self._server_is_due.is_set() else 0.0
-                if waited > self._seconds + _SPARE_SECONDS:
-                    raise TransientError(f"the server did not respond within {self._seconds:.0f} s") from None
+            with self._changed:
+                self._changed.wait_for(self._has_enough, _BLOCK_SECONDS)
+                chunks = list[bytes]()
+                while self._arrived and isinstance(self._arrived[0], bytes):
+                    chunks.append(self._arrived[0])
+                    self._arrived.popleft()
+                if chunks:
+                    self._chunk_bytes = 0
+                    self._changed.notify()
+                    return b"".join(chunks)
+                if self._arrived:
+                    self._others -= 1
+                    return self._arrived.popleft()
+            waited = waited + _BLOCK_SECONDS if self._server_is_due.is_set() else 0.0
+            if waited > self._seconds + _SPARE_SECONDS:
+                raise TransientError(f"the server did not respond within {self._seconds:.0f} s")
+
+    def _has_enough(self) -> bool:
+        """Return whether there is a whole block, or something else than chunks: before them, or their end."""
+        return self._chunk_bytes >= _BLOCK_BYTES or self._others > 0
 
     def run(self) -> None:
         """Send the request and pass on what arrives, until the caller abandons it."""
@@ -146,7 +175,7 @@ class _Exchange(threading.Thread):
             if request is None:
                 return response
             _drain_or_close(response)
-            if self.abandoned.is_set():
+            if self._is_abandoned:
                 raise _Abandoned
             if request.url.scheme not in {"http", "https"}:
                 raise client().httpx.RemoteProtocolError(
@@ -162,12 +191,17 @@ class _Exchange(threading.Thread):
             self._server_is_due.clear()
 
     def _put(self, thing: object) -> None:
-        while not self.abandoned.is_set():
-            try:
-                return self._queue.put(thing, timeout=_LOOK_SECONDS)
-            except queue.Full:
-                continue
-        raise _Abandoned
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_abandoned or self._chunk_bytes < _MOST_WAITING_BYTES)
+            if self._is_abandoned:
+                raise _Abandoned
+            self._arrived.append(thing)
+            if isinstance(thing, bytes):
+                self._chunk_bytes += len(thing)
+            else:
+                self._others += 1
+            if self._has_enough():
+                self._changed.notify()
 
 
 def _drain_or_close(response: Any) -> None:

@@ -91,7 +91,7 @@ class Part:
                     if _locked(file):
                         part = cls(path, content, file)
                         part._resume()
-                        if _still_has_its_name(file, path):
+                        if files.has_its_name(file, path):
                             try:
                                 yield part
                             finally:
@@ -322,11 +322,3 @@ def _locked(file: io.FileIO) -> bool:
     except OSError:
         pass  # A file system without locks: what two processes have written is verified as a whole.
     return True
-
-
-def _still_has_its_name(file: io.FileIO, path: Path) -> bool:
-    """Return whether the open file still has its name; the last holder of the lock may have published it."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False

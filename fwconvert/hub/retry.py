@@ -33,9 +33,18 @@ _MAX_MIN_BYTES = 2**20
 class TransientError(Exception):  # Internal: a retry succeeds, or it becomes a HubError.
     """A failure that a retry may overcome. `retry_after`: how many seconds the server asked us to wait."""
 
-    def __init__(self, reason: str, retry_after: float | None = None, *, is_pressure: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        retry_after: float | None = None,
+        *,
+        is_pressure: bool = False,
+        is_answer: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        # The server answered that it cannot, with 503 for example; otherwise the connection failed.
+        self.is_answer = is_answer
         # Fewer connections may help: the server asks for fewer requests, or breaks them off.
         self.is_pressure = is_pressure
 

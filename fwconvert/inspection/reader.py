@@ -39,17 +39,17 @@ class Located:
 
 
 class RunReader:
-    """The run in a folder."""
+    """The run in a folder; its manifest is read there unless one is given, made from receipts for example."""
 
-    def __init__(self, out: str | os.PathLike[str]) -> None:
+    def __init__(self, out: str | os.PathLike[str], manifest: RunManifest | None = None) -> None:
         self.store = open_store(out)
-        self.manifest: RunManifest = read_manifest(self.store)
+        self.manifest: RunManifest = read_manifest(self.store) if manifest is None else manifest
         self.account = Account(self.manifest)
         self.account.recipe.source.check()
 
     def decoder(self) -> Tokenizer:
         """Return the tokenizer that turns the run's tokens into text."""
-        return registry.load(registry.of_rules(self.manifest.rules), self.store.local(layout.VOCABULARIES))
+        return registry.load(registry.of_rules(self.manifest.rules), self.store.pull(layout.VOCABULARIES))
 
     @cached_property
     def streams(self) -> list[tuple[Passage, ...]]:

@@ -1,5 +1,6 @@
 """Decode the documents of a token shard back into text."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class Document:
     text: str
 
 
-def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document]]:
+def documents(out: str | os.PathLike[str], name: str, most: int) -> tuple[ShardLine, list[Document]]:
     """Return the shard that `name` refers to and the first `most` documents that start in it.
 
     If none starts there, return the piece of one document that the shard holds.
@@ -41,11 +42,11 @@ def documents(out: Path, name: str, most: int) -> tuple[ShardLine, list[Document
     line = find_shard(manifest, name)
     if not layout.is_shard(manifest.rules, line.name):
         raise ManifestError(message("a run manifest names a file that is no token shard", file=line.name))
-    decoder = registry.load(registry.of_rules(manifest.rules), store.local(layout.VOCABULARIES))
+    decoder = registry.load(registry.of_rules(manifest.rules), store.pull(layout.VOCABULARIES))
     return line, list(_documents(store, manifest, line, decoder, most))
 
 
-def numbered(out: Path, number: int) -> tuple[Document, str]:
+def numbered(out: str | os.PathLike[str], number: int) -> tuple[Document, str]:
     """Return a whole document by its number in the run, from 1, and where it starts: SHARD:OFFSET."""
     run = RunReader(out)
     decoder = run.decoder()
@@ -87,27 +88,26 @@ def _documents(
     store: Store, manifest: RunManifest, line: ShardLine, decoder: tokenizer.Tokenizer, most: int
 ) -> Iterator[Document]:
     kind = manifest.rules.shard_format
-    tokens = shard.read_tokens(
-        store.local(layout.shard(line.name)), manifest.rules.token_type, kind, line.tokens
-    )
-    index = shard.read_index(store.local(layout.index(line.name)), kind)
-    borders = [first for _, first in line.segments]
-    # A document ends where the next one starts, or where another source's tokens begin.
-    near = index["start"][: most + 1].astype(np.int64)
-    bounds = np.union1d(near, [*borders, len(tokens)]).tolist()
-    starts = index["start"][:most].tolist() or [0]
-    known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
-    if not known or min(borders, default=1) != 0 or not len(tokens):
-        raise shard.misfit(line.name)
-    shard.check_starts(near, 0, len(tokens), line.name)
-    for number, start in enumerate(starts, 1):
-        end = next(bound for bound in bounds if bound > start)
-        source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])
-        yield Document(
-            number=number if len(index) else 0,
-            source=manifest.sources[source].path,
-            row=int(index["row"][number - 1]) if len(index) else None,
-            tokens=end - start,
-            whole=end < len(tokens) and end not in borders and len(index) > 0,
-            text=decoder.decode(tokens[start:end]).decode(errors="replace"),
-        )
+    with store.on_disk(layout.shard(line.name)) as path, store.on_disk(layout.index(line.name)) as index_path:
+        tokens = shard.read_tokens(path, manifest.rules.token_type, kind, line.tokens)
+        index = shard.read_index(index_path, kind)
+        borders = [first for _, first in line.segments]
+        # A document ends where the next one starts, or where another source's tokens begin.
+        near = index["start"][: most + 1].astype(np.int64)
+        bounds = np.union1d(near, [*borders, len(tokens)]).tolist()
+        starts = index["start"][:most].tolist() or [0]
+        known = all(0 <= source < len(manifest.sources) for source, _ in line.segments)
+        if not known or min(borders, default=1) != 0 or not len(tokens):
+            raise shard.misfit(line.name)
+        shard.check_starts(near, 0, len(tokens), line.name)
+        for number, start in enumerate(starts, 1):
+            end = next(bound for bound in bounds if bound > start)
+            source, _ = max((segment for segment in line.segments if segment[1] <= start), key=lambda s: s[1])
+            yield Document(
+                number=number if len(index) else 0,
+                source=manifest.sources[source].path,
+                row=int(index["row"][number - 1]) if len(index) else None,
+                tokens=end - start,
+                whole=end < len(tokens) and end not in borders and len(index) > 0,
+                text=decoder.decode(tokens[start:end]).decode(errors="replace"),
+            )

@@ -1,15 +1,17 @@
 """How far a run is, read quickly from its small records: no file is hashed, no text is read."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from fwconvert import limits
 from fwconvert.errors import ManifestError
 from fwconvert.recipes import Recipe, Rules
 from fwconvert.records import Part
-from fwconvert.store import base, layout
+from fwconvert.store import base, layout, pulses
 from fwconvert.store.base import R, Store
 from fwconvert.store.local import open_store
+from fwconvert.store.pulses import Pulse
 from fwconvert.store.receipts import (
     JoinReceipt,
     Quarantined,
@@ -52,11 +54,13 @@ class Status(Part, frozen=True):
     filtered_rows: int = 0
     # Token shards that were made but are now missing or have a different size.
     missing_shards: tuple[str, ...] = ()
+    # How far the sessions at work are, as they last said: one, or one for each rank.
+    running: tuple[Pulse, ...] = ()
 
 
 def status(out: str | os.PathLike[str]) -> Status:
     """Return how far the run in the folder `out` is, or raise UsageError if there is none."""
-    store = open_store(out)
+    store = open_store(out).listed()
     recipe = read_plan(store)
     given = [_receipt(store, file.path) for file in recipe.source.files]
     gave = [None if receipt is None else receipt.counts for receipt in given]
@@ -64,21 +68,33 @@ def status(out: str | os.PathLike[str]) -> Status:
     receipts = [receipt for receipt in given[: len(files)] if receipt]
     manifest = _finished(store, recipe)
     lines = _shards(store, receipts) if manifest is None else manifest.shards
+    holder = store.holder()
     missing = [line.name for line in lines if _is_gone(store, recipe.rules, line)]
     return Status(
         folder=str(out),
         format=recipe.rules.format,
         complete=manifest is not None and len(receipts) == len(files) and not missing,
-        at_work=store.holder(),
+        at_work=holder,
+        running=tuple(pulse for one in _sessions(holder) if (pulse := pulses.read(store, one))),
         jobs=len(files),
         jobs_done=len(receipts),
         source_bytes=sum(file.bytes for file in files),
         source_bytes_done=sum(receipt.source_bytes for receipt in receipts),
         shards=len(lines) - len(missing),
         **totals([receipt.counts for receipt in receipts]),
-        failed=tuple(failed for file in files if (failed := _failed(store, file.path))),
+        # A rank may have given up a source that another one has converted since.
+        failed=tuple(
+            failed
+            for file, receipt in zip(files, given, strict=False)
+            if receipt is None and (failed := _failed(store, file.path))
+        ),
         missing_shards=tuple(missing),
     )
+
+
+def _sessions(holder: str) -> list[str]:
+    """Return the ids of the sessions that hold a run, from what is said of them."""
+    return re.findall(r"session ([^\s,;]+)", holder)
 
 
 def _shards(store: Store, receipts: Sequence[Receipt]) -> list[ShardLine]:

@@ -26,7 +26,9 @@ from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import EotSide, Rules, SourceShard
 from fwconvert.records import Part
 from fwconvert.sources import catalog, parquet
+from fwconvert.sources.objects import ObjectFiles
 from fwconvert.store import layout, saved_recipe
+from fwconvert.store.bucket import is_uri
 from fwconvert.store.receipts import ShardLine
 from fwconvert.tokens import registry, tokenizer
 
@@ -53,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A file that may be the source: on this machine, or in a dataset, given by name and revision."""
+    """A file that may be the source: here, in a dataset (name and revision), or below an address and ""."""
 
     name: str
     file: SourceShard
@@ -76,8 +78,8 @@ class _Question:
 class Rows:
     """The rows of a run's sources, wherever the files are."""
 
-    def __init__(self, run: RunReader, root: Path | None = None) -> None:
-        if root is not None and not root.is_dir():
+    def __init__(self, run: RunReader, root: Path | str | None = None) -> None:
+        if isinstance(root, Path) and not root.is_dir():
             raise UsageError(message("--source must be the folder that has the run's sources", given=root))
         self._run = run
         self._root = root
@@ -96,7 +98,9 @@ class Rows:
         """Yield where the source may be; the hub only if no folder was given."""
         manifest, file = self._run.manifest, self._run.manifest.sources[index]
         root = self._root or saved_recipe.read_source_root(self._run.store)
-        place = None if root is None or not root.is_dir() else self._below(root, file.path)
+        if isinstance(root, str):
+            yield _Copy(f"{root}/{file.path}", file, (root, ""))
+        place = None if not isinstance(root, Path) or not root.is_dir() else self._below(root, file.path)
         if place is not None:
             yield _Copy(str(place), file, place)
         if self._root is None and manifest.revision and "/" in manifest.dataset:
@@ -109,7 +113,7 @@ class Rows:
     def _read(self, copy: _Copy, located: Located) -> RowLabels:
         document, rules = located.document, self._run.manifest.rules
         tokens = located.reader.tokens(document.start, document.end)
-        tables = self._run.store.local(layout.VOCABULARIES)
+        tables = self._run.store.pull(layout.VOCABULARIES)
         question = _Question(copy, document.row, rules, tables, tokens, document.is_whole)
         return call_apart(_answer, question, _GUARD)
 
@@ -123,7 +127,8 @@ def _answer(question: _Question) -> RowLabels:
             raise SourceError(_wrong_file(copy.name, f"it has {there:,} bytes"))
         row = parquet.read_row(copy.place, copy.name, question.row, text_column)
     else:
-        remote = RangedFile(Dataset(*copy.place), copy.file)
+        name, revision = copy.place
+        remote = RangedFile(Dataset(name, revision) if revision else ObjectFiles(name), copy.file)
         row = parquet.read_row(remote, copy.name, question.row, text_column)
     if not _matches(row, question):
         raise SourceError(_wrong_file(copy.name, f"row {question.row:,} has a different text"))
@@ -185,7 +190,7 @@ def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] 
     run = RunReader(out)
     line, offset = _place(run, place)
     decoder = run.decoder()
-    rows = Rows(run, None if root is None else Path(root))
+    rows = Rows(run, None if root is None else str(root) if is_uri(root) else Path(root))
     located = run.find(line, offset)
     found = rows.find(located)
     reader, document, manifest = located.reader, located.document, run.manifest

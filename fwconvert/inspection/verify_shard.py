@@ -11,10 +11,10 @@ import hashlib
 import io
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +149,11 @@ def audit(store: Store, rules: Rules, spec: TokenizerSpec, line: ShardLine, segm
     `segments` are the positions at which the tokens of another source begin;
     the first is 0. Those past the end of the files are ignored.
     """
-    auditor = _Auditor(store, rules, spec, line)
+    with _Auditor(store, rules, spec, line) as auditor:
+        return _audit(auditor, line, segments)
+
+
+def _audit(auditor: "_Auditor", line: ShardLine, segments: Sequence[int]) -> Audit:
     entries = auditor.index()
     count = auditor.token_count()
     if entries is not None and count is not None:
@@ -181,14 +185,28 @@ class _Auditor:
     def __post_init__(self) -> None:
         self.shard_file = layout.shard(self.line.name)
         self.index_file = layout.index(self.line.name)
+        self._held = ExitStack()
+        self._paths: dict[str, Path] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def _path(self, file: str) -> Path:
+        """Return where a file can be opened, until the audit ends."""
+        if file not in self._paths:
+            self._paths[file] = self._held.enter_context(self.store.on_disk(file))
+        return self._paths[file]
 
     def index(self) -> NDArray[Any] | None:
         """Return the document index if its starts are in ascending order."""
-        path = self.store.local(self.index_file)
         with self._reporting(self.index_file):
             if self._is_there(
                 self.index_file, self.line.documents * self.rules.shard_format.index_entry_bytes
             ):
+                path = self._path(self.index_file)
                 # Hashed before it is mapped, so that a disk error is raised by a read.
                 self._compare_hash(self.index_file, sha256_of(path), self.line.index_sha256)
                 entries = shard.read_index(path, self.rules.shard_format)
@@ -207,9 +225,9 @@ class _Auditor:
 
     def token_count(self) -> int | None:
         """Return the number of tokens if the header and the file size agree."""
-        path = self.store.local(self.shard_file)
         with self._reporting(self.shard_file):
             if self._is_there(self.shard_file, self.line.bytes):
+                path = self._path(self.shard_file)
                 count = shard.token_count(path, self.rules.token_type, self.rules.shard_format)
                 if count != self.line.tokens:
                     self._report(self.shard_file, f"has {count:,} tokens instead of {self.line.tokens:,}")
@@ -219,8 +237,7 @@ class _Auditor:
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
         """Read all tokens, report their problems, and return what each segment holds."""
         found = []
-        path = self.store.local(self.shard_file)
-        with self._reporting(self.shard_file), shard.opened(path) as file:
+        with self._reporting(self.shard_file), shard.opened(path := self._path(self.shard_file)) as file:
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.shard_format):
                 self._report(self.shard_file, "has bytes other than zero at the end of its header")
@@ -243,9 +260,9 @@ class _Auditor:
                     self._compare_sidecar(lines[name], suffix, spans)
 
     def _compare_sidecar(self, line: Sidecar, suffix: str, spans: Spans | None) -> None:
-        path = self.store.local(layout.shard(line.name))
         if not self._is_there(line.name, line.bytes):
             return
+        path = self._path(layout.shard(line.name))
         self._compare_hash(line.name, sha256_of(path), line.sha256)
         at = -1 if spans is None else _first_difference(path, sidecar_parts(suffix, self.rules, spans))
         if at >= 0:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import SourceError, message
-from fwconvert.job.orders import ConvertOrder, Reporter
+from fwconvert.job.orders import ConvertOrder, Reporter, RunContext
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Batch
@@ -45,13 +45,7 @@ class EncodedSource:
         self._order = order
         self._reporter = reporter
         self._file = order.file.local
-        self._tokenizer = _load_tokenizer(
-            context.rules,
-            context.encoder,
-            context.threads,
-            store.local(layout.VOCABULARIES),
-            store.local(layout.TEMPORARY),
-        )
+        self._tokenizer = load_tokenizer(context, store)
         self._salt = zlib.crc32(order.source.path.encode()) % _AUDIT_ONE_IN
         self.counts = Counts(rows=0, documents=0, null_rows=0, empty_rows=0, text_bytes=0, tokens=0)
         self.audited = 0
@@ -148,6 +142,12 @@ def _sample(rows: NDArray[np.int64], salt: int, *, first: bool) -> NDArray[np.in
     if first:
         chosen[:1] = True
     return np.flatnonzero(chosen)
+
+
+def load_tokenizer(context: RunContext, store: Store) -> tokenizer.Tokenizer:
+    """Return the tokenizer of a run, loaded once in each process."""
+    vocabularies, scratch = store.pull(layout.VOCABULARIES), store.local(layout.TEMPORARY)
+    return _load_tokenizer(context.rules, context.encoder, context.threads, vocabularies, scratch)
 
 
 @lru_cache(maxsize=1)

@@ -34,7 +34,7 @@ class ExistingTokens:
         self._exported = exported
         self._reporter = reporter
         self._reader = StreamReader(
-            open_store(exported.run),
+            open_store(exported.run, scratch=order.context.scratch),
             exported.rules,
             exported.passages,
             registry.of_rules(exported.rules).eot,

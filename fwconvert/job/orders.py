@@ -34,6 +34,8 @@ class RunContext:
     threads: int = 1
     # Whether the run has names of an earlier version, whose numbers may be longer than planned.
     plain_names: bool = False
+    # The folder of the worker's machine for files on their way to a remote store; "": its default.
+    scratch: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class SourceFile:
     path: str
     # Whether its sha256 was compared when it was put there.
     proven: bool = False
+    # The machine of an engine that has it on a disk of its own; "": all workers see it.
+    node: str = ""
 
     @property
     def local(self) -> Path:
@@ -109,6 +113,8 @@ class JoinOrder:
     places: tuple[tuple[int, int], ...] = ()
     # Tails that are no longer needed, to be removed first: it would keep the scheduler from its work.
     spent: tuple[str, ...] = ()
+    # The sha256 of each tail and of its index, by which copies of them are proven.
+    proofs: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:

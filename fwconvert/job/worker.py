@@ -23,10 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.addresses import plain
-from fwconvert.errors import FwconvertError, OutputError, ShardError, SourceError, Stopped, message
-from fwconvert.job.encoded import EncodedSource
+from fwconvert.errors import (
+    FwconvertError,
+    ManifestError,
+    OutputError,
+    ShardError,
+    SourceError,
+    Stopped,
+    message,
+)
+from fwconvert.job.encoded import EncodedSource, load_tokenizer
 from fwconvert.job.existing import ExistingTokens
 from fwconvert.job.orders import ConvertOrder, Failure, JoinOrder, Order, Outcome, Reporter
+from fwconvert.job.statistics import Gathering
 from fwconvert.recipes import Rules
 from fwconvert.shards import cutting
 from fwconvert.shards.cutting import Piece
@@ -45,6 +54,8 @@ from fwconvert.store import layout, receipts
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store
 from fwconvert.store.receipts import Absorbed, Counts, JoinReceipt, Receipt, Segment, ShardLine, Sidecar, Tail
+
+__all__ = ["convert", "join", "joined_pieces", "load_tokenizer", "perform"]
 
 # Full blocks that may be on their way to the disk.
 _MOST_SYNCING = 4
@@ -92,7 +103,7 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
     the disk while the next one fills; what is left in the last one is the tail.
     """
     context = order.context
-    store = open_store(context.run, context.session)
+    store = open_store(context.run, context.session, context.scratch)
     source = _open_source(order, store, reporter)
     reporter.check()  # The first sign of life: from here on it is the order that may fail.
 
@@ -102,9 +113,10 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
             proving.result()  # What can be proven is not read before it is.
 
         sizes, promised = tee(cutting.block_sizes(context.rules, order.source_index))
+        gathering = Gathering(order)
         writers = (_writer(order, store, size, reporter) for size in promised)
         blocks, syncing = [drafts.enter_context(next(writers))], deque[Future[None]]()
-        for piece in cutting.cut(source.batches(), sizes):
+        for piece in cutting.cut(gathering.watching(source.batches()), sizes):
             blocks[-1].write(piece)
             if piece.ends_block:
                 # A disk that cannot keep up is waited for: each block has files open and memory.
@@ -125,20 +137,46 @@ def convert(order: ConvertOrder, reporter: Reporter) -> Receipt:
 
         # Not a place to stop: from here on some files have their names, and there is no receipt.
         for block, line in zip(full, receipt.shards, strict=True):
-            block.publish(layout.shard(line.name), layout.index(line.name))
+            block.publish(layout.shard(line.name), layout.index(line.name), reporter.beat)
             reporter.beat()
         if tail.tokens:
-            tail.publish(layout.tail(order.key), layout.tail_index(order.key))
+            tail.publish(layout.tail(order.key), layout.tail_index(order.key), reporter.beat)
         store.settle(layout.INDEX, "", layout.TAILS)
+    gathering.publish(store, receipt.counts)
     receipts.publish(store, receipt)
     return receipt
 
 
 def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
     """Make one joined shard from tails."""
-    context = order.context
-    store = open_store(context.run, context.session)
+    store = open_store(order.context.run, order.context.session, order.context.scratch)
     reporter.check()
+    # Where there is no lock, another session may have made it meanwhile, and removed its tails.
+    made = _made_by_another(store, order)
+    if made is not None:
+        return made
+    try:
+        return _join(store, order, reporter)
+    except ShardError:
+        made = _made_by_another(store, order)
+        if made is None:
+            raise
+        return made
+
+
+def _made_by_another(store: Store, order: JoinOrder) -> JoinReceipt | None:
+    if not store.is_atomic:
+        return None
+    try:
+        made = receipts.read(store, layout.join_receipt(order.name), JoinReceipt, order.context.recipe_id)
+    except ManifestError:
+        return None
+    is_same = (made.segments, made.taken) == (order.segments, order.absorbed)
+    return made if is_same and not receipts.shard_problem(store, order.context.rules, made.shard) else None
+
+
+def _join(store: Store, order: JoinOrder, reporter: Reporter) -> JoinReceipt:
+    context = order.context
     for key in order.spent:
         store.remove(layout.tail(key), layout.tail_index(key))
         reporter.beat()
@@ -152,7 +190,7 @@ def join(order: JoinOrder, reporter: Reporter) -> JoinReceipt:
         _refuse_other_count(order.title, writer.tokens, order.size)
         writer.complete([first for _, first in order.places])
         line = _shard_line(writer, order.name, order.split, order.places)
-        writer.publish(layout.shard(order.name), layout.index(order.name))
+        writer.publish(layout.shard(order.name), layout.index(order.name), reporter.beat)
     store.settle(layout.INDEX, "")
 
     receipt = JoinReceipt(
@@ -271,10 +309,14 @@ def joined_pieces(store: Store, order: JoinOrder) -> Iterator[Piece]:
     rules = order.context.rules
     if order.absorbed:
         yield from _absorbed_pieces(store, order.absorbed, rules)
-    for segment, key in zip(order.segments, order.tails, strict=True):
-        read = _tail_reader(store.local(layout.tail(key)), rules, segment)
-        index = map_array(store.local(layout.tail_index(key)), tail_index_type(rules), 0)
-        yield from _pieces(read, index, segment)
+    proofs = order.proofs or (("", ""),) * len(order.tails)
+    for segment, key, (sha256, index_sha256) in zip(order.segments, order.tails, proofs, strict=True):
+        with (
+            store.on_disk(layout.tail(key), sha256) as tail,
+            store.on_disk(layout.tail_index(key), index_sha256) as index,
+        ):
+            read = _tail_reader(tail, rules, segment)
+            yield from _pieces(read, map_array(index, tail_index_type(rules), 0), segment)
 
 
 # Reads the tokens from one position to another; it is asked for all of them in sequence.
@@ -283,15 +325,18 @@ Read = Callable[[int, int], NDArray[Any]]
 
 def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator[Piece]:
     """Yield a token shard. It is read, because what is mapped or unpacked whole counts as memory."""
-    path, kind = store.local(layout.shard(absorbed.name)), numpy_type(rules.token_type)
-    whole = Segment(absorbed.source, 0, 0, absorbed.tokens)
-    _check_length(path, token_count(path, rules.token_type, rules.shard_format), whole)
-    index = read_index(store.local(layout.index(absorbed.name)), rules.shard_format)
-    with opened(path) as file:
-        file.read(rules.shard_format.header_bytes)
-        yield from _pieces(
-            lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole
-        )
+    kind, whole = numpy_type(rules.token_type), Segment(absorbed.source, 0, 0, absorbed.tokens)
+    with (
+        store.on_disk(layout.shard(absorbed.name)) as path,
+        store.on_disk(layout.index(absorbed.name)) as index_path,
+    ):
+        _check_length(path, token_count(path, rules.token_type, rules.shard_format), whole)
+        index = read_index(index_path, rules.shard_format)
+        with opened(path) as file:
+            file.read(rules.shard_format.header_bytes)
+            yield from _pieces(
+                lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole
+            )
 
 
 def _tail_reader(path: Path, rules: Rules, segment: Segment) -> Read:

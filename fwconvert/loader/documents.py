@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import UsageError, message
 from fwconvert.loader.files import ArrayCache
 from fwconvert.loader.permutation import Numbers
+from fwconvert.loader.remote import RangedTokens, RemoteFile, side_by_side
 from fwconvert.loader.shards import Shards
 from fwconvert.loader.state import Position, RankShare
 from fwconvert.loader.windows import Shuffle
@@ -32,6 +33,8 @@ from fwconvert.store.base import Store
 
 # How many documents are looked up at a time.
 _AHEAD = 4_096
+# How many document indexes are kept open, at least.
+_INDEXES = 1_024
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class PackedDocuments:
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
         self.total = int(counts.sum())
-        self._starts = ArrayCache(self._open_index, shards.most_open)
+        self._is_ranged = shards.are_ranged(in_sequence=False)
+        # Indexes are small: a two hundredth of what they belong to.
+        self._starts = ArrayCache(self._open_index, max(_INDEXES, shards.most_open))
         self._tokens = ArrayCache(self._read, shards.most_open)
 
     def passed(self, windows: int) -> int:
@@ -106,15 +111,28 @@ class PackedDocuments:
     def read(self, places: Sequence[PackedWindow]) -> Tokens:
         """Return the windows: a row each."""
         batch = np.empty((len(places), self.size), self._shards.dtype)
-        for row, window in zip(batch, places, strict=True):
-            extents, filled = window.extents, 0
-            before = extents.ends[window.first - 1] if window.first else 0
-            for at in range(window.first, window.last + 1):
-                end = min(extents.ends[at] - before, self.size)
-                start = extents.starts[at]
-                row[filled:end] = self._tokens[extents.shards[at]][start : start + end - filled]
-                filled = end
+        rows = zip(batch, places, strict=True)
+        if self._is_ranged:
+            side_by_side(lambda pair: self._fill(*pair), rows)
+            return batch
+        for row, window in rows:
+            self._fill(row, window)
         return batch
+
+    def _fill(self, row: NDArray[Any], window: PackedWindow) -> None:
+        extents, filled = window.extents, 0
+        before = extents.ends[window.first - 1] if window.first else 0
+        for at in range(window.first, window.last + 1):
+            end = min(extents.ends[at] - before, self.size)
+            start, shard = extents.starts[at], extents.shards[at]
+            tokens = self._ranged(shard) if self._is_ranged else self._tokens[shard]
+            row[filled:end] = tokens[start : start + end - filled]
+            filled = end
+
+    def _ranged(self, shard: int) -> RangedTokens:
+        file = self._shards.files[shard]
+        assert isinstance(file, RemoteFile)  # noqa: S101  # for mypy: only those are ranged
+        return RangedTokens(file)
 
     def _windows(self, position: int, shuffle: Shuffle) -> Iterator[PackedWindow]:
         """Yield all windows from the document at `position` on; what does not fill one is not yielded."""
@@ -160,7 +178,7 @@ class PackedDocuments:
     def _open_index(self, shard: int) -> NDArray[Any]:
         """Map where the documents of a shard start, after checking that the starts are valid."""
         line = self._shards.lines[shard]
-        path = self._store.local(layout.index(line.name))
-        starts = np.asarray(read_index(path, self._shards.shard_format, line.documents))["start"]
-        check_starts(starts, 0, line.tokens, path)
+        with self._store.on_disk(layout.index(line.name), line.index_sha256) as path:
+            starts = np.asarray(read_index(path, self._shards.shard_format, line.documents))["start"]
+            check_starts(starts, 0, line.tokens, path)
         return starts

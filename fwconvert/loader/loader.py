@@ -72,6 +72,9 @@ class Loader:
     poll: float = 5.0
     # The type of tokens in files without a header, if they are not nanoGPT's train.bin and val.bin.
     raw: TokenType | None = None
+    # How much disk copies of token shards in an object store may take, in the user's cache folder. If a
+    # split does not fit, an order other than sequential asks for each window by itself.
+    cache_bytes: int = 16 * 2**30
 
     epoch: int = field(default=0, init=False)
     # How often the position was changed: a loader with the same count is where it was.
@@ -83,7 +86,9 @@ class Loader:
         for name in ("seq_len", "batch", "seed", "rank", "ranks"):
             setattr(self, name, loader_state.whole(name, getattr(self, name)))
         self._check()
-        self._selection = Selection(self.path, self.split, self.raw, self.partial, self.follow)
+        self._selection = Selection(
+            self.path, self.split, self.raw, self.partial, self.follow, self.cache_bytes
+        )
         self._waiting = Waiting(self._selection.store, self.timeout, self.poll)
         self._share = RankShare(self.batch, self.rank, self.ranks)
         self._serve(self._find())
@@ -229,7 +234,7 @@ class Loader:
         if self.order == "documents":
             self._served = PackedDocuments(shards, self._selection.store, self.seq_len)
         else:
-            self._served = Windows(shards, self.seq_len)
+            self._served = Windows(shards, self.seq_len, in_sequence=self.order == "sequential")
         if not shards.complete:
             return
         if shards.tokens <= self.seq_len or not self._served.total:
@@ -300,6 +305,7 @@ class Loader:
             f"raw must be {' or '.join(get_args(TokenType))}": self.raw not in (None, *get_args(TokenType)),
             "seq_len and batch must be at least 1": min(self.seq_len, self.batch) < 1,
             "rank must be a number from 0 to ranks - 1": not 0 <= self.rank < self.ranks,
+            "cache_bytes must be at least 1": self.cache_bytes < 1,
             "drop_last must be None, True or False": self.drop_last not in (None, True, False),
             "follow needs order='sequential': the other orders need the whole run": self.follow
             and self.order != "sequential",

@@ -26,9 +26,10 @@ from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError, me
 from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.loader import foreign
 from fwconvert.loader.files import Claims, TokenFile, look
-from fwconvert.recipes import TokenType, is_safe
+from fwconvert.loader.remote import RemoteFile
+from fwconvert.recipes import Rules, TokenType, is_safe
 from fwconvert.shards.shard import numpy_type
-from fwconvert.store import layout, run_manifest, sessions
+from fwconvert.store import base, layout, run_manifest, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.layout import Split
 from fwconvert.store.local import open_store
@@ -56,6 +57,8 @@ class Selection:
     # Whether to accept an unfinished run: what it has now, or what it is still making.
     partial: bool = False
     follow: bool = False
+    # How much disk copies of shards in an object store may take.
+    cache_bytes: int = 0
 
     @property
     def store(self) -> Store:
@@ -83,6 +86,8 @@ class Shards:
     shard_format: Format = LLMC
     # Of a run that is whole, or will be: its recipe, which decides all its shards.
     recipe_id: str = ""
+    # Of a run in a remote store: how much disk copies of its shards may take.
+    cache_bytes: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -97,7 +102,17 @@ class Shards:
     @property
     def most_open(self) -> int:
         """How many of them may be open at a time."""
-        return _MOST_UNPACKED if self._compressed else _MOST_MAPPED
+        most = _MOST_UNPACKED if self._compressed else _MOST_MAPPED
+        if self.cache_bytes is None:
+            return most
+        largest = max((file.bytes for file in self.files), default=1)
+        return max(1, min(most, self.cache_bytes // largest))
+
+    def are_ranged(self, *, in_sequence: bool) -> bool:
+        """Return whether windows are asked for one by one: copies of all shards would take too much disk."""
+        if self.cache_bytes is None or in_sequence or self._compressed:
+            return False
+        return sum(file.bytes for file in self.files) > self.cache_bytes
 
     def check_any_order(self) -> None:
         """Raise UsageError if any order but the sequential would unpack a shard for every other window."""
@@ -124,17 +139,19 @@ class Shards:
 
 def has_manifest(store: Store) -> bool:
     """Return whether a run has a run manifest."""
-    return store.local(layout.MANIFEST).is_file()
+    return base.exists(store, layout.MANIFEST) if store.is_remote else store.local(layout.MANIFEST).is_file()
 
 
 def has_begun(store: Store) -> bool:
     """Return whether a run has been started there."""
+    if store.is_remote:
+        return has_manifest(store) or base.exists(store, layout.PLAN)
     return has_manifest(store) or store.local(layout.PRIVATE).is_dir()
 
 
 def find(selection: Selection) -> Shards:
     """Return the shards, each looked at; raise UsageError if there are none, ShardError if one is wrong."""
-    if selection.is_run:
+    if selection.is_run or selection.store.is_remote:  # Elsewhere only a run's manifest says what there is.
         return of_run(selection)
     claims = Claims(raw=selection.raw)
     files = tuple(look(path, claims) for path in foreign.shard_paths(selection.path, selection.split))
@@ -184,6 +201,7 @@ def of_run(selection: Selection, known: Shards | None = None) -> Shards:
         lines=lines,
         shard_format=manifest.rules.shard_format,
         recipe_id=manifest.recipe_id if complete or selection.follow else "",
+        cache_bytes=selection.cache_bytes if selection.store.is_remote else None,
     )
 
 
@@ -224,12 +242,16 @@ def _ready(manifest: RunManifest, selection: Selection) -> tuple[ShardLine, ...]
 def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> list[TokenFile]:
     """Return the files of some shards: the plain file where it is there, or else the compressed."""
     rules = manifest.rules
-    found = []
+    found: list[TokenFile] = []
+    store = store.listed()
     for line in lines:
         if not is_safe(line.name) or "/" in line.name:
             raise ManifestError(
                 message("a run manifest lists a file that is not a token shard", file=line.name)
             )
+        if store.is_remote:
+            found.append(_remote_file(rules, store, line))
+            continue
         plain = line.name.removesuffix(ZIPPED)
         paths = [store.local(layout.shard(name)) for name in (plain, plain + ZIPPED, line.name)]
         path = next((path for path in paths if path.exists()), paths[-1])
@@ -239,8 +261,34 @@ def _files(manifest: RunManifest, store: Store, lines: Sequence[ShardLine]) -> l
     return found
 
 
+def _remote_file(rules: Rules, store: Store, line: ShardLine) -> RemoteFile:
+    """Return a shard whose size agrees with its line; its header is looked at when it is read."""
+    size = store.size(line.name)
+    if size != line.bytes:
+        raise ShardError(
+            message(
+                "the size of a token shard does not match the run manifest",
+                file=store.address(line.name),
+                bytes="none: it is missing" if size is None else f"{size:,}",
+                bytes_in_manifest=f"{line.bytes:,}",
+            )
+        )
+    offset = rules.shard_format.header_bytes
+    return RemoteFile(
+        path=Path(line.name),
+        tokens=line.tokens,
+        token_type=rules.token_type,
+        offset=offset,
+        bytes=offset + line.tokens * rules.token_bytes,
+        store=open_store(store.uri),
+        sha256=line.sha256,
+    )
+
+
 def check_can_be_followed(selection: Selection) -> None:
     """Raise UsageError if this cannot become the folder of a run; a missing folder can."""
+    if selection.store.is_remote:
+        return
     path = Path(selection.path)
     is_pattern = not path.exists() and any(sign in str(path) for sign in "*?")
     is_foreign = (
@@ -293,10 +341,15 @@ class Waiting:
         return message(
             f"there is no run in this folder yet: {what}",
             "check that the path is right, and that the conversion was started",
-            folder=self.store.local("").absolute(),
-            folder_exists="yes" if self.store.local("").is_dir() else "no",
+            **self._folder(),
             timeout="none" if self.timeout is None else f"{self.timeout:g} seconds",
         )
+
+    def _folder(self) -> dict[str, object]:
+        if self.store.is_remote:
+            return {"place": self.store.uri}
+        folder = self.store.local("")
+        return {"folder": folder.absolute(), "folder_exists": "yes" if folder.is_dir() else "no"}
 
     def _deserted(self) -> NotReady:
         past = sessions.all_of(self.store)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fwconvert.loader.files import ArrayCache
 from fwconvert.loader.permutation import Numbers
+from fwconvert.loader.remote import RangedRows, RemoteFile, side_by_side
 from fwconvert.loader.shards import Shards
 from fwconvert.loader.state import Position, RankShare
 from fwconvert.shards.cutting import Tokens
@@ -30,8 +31,9 @@ _AHEAD = 4_096
 class Windows:
     """All windows of the shards."""
 
-    def __init__(self, shards: Shards, seq_len: int) -> None:
+    def __init__(self, shards: Shards, seq_len: int, *, in_sequence: bool = False) -> None:
         self.seq_len = seq_len
+        self._is_ranged = shards.are_ranged(in_sequence=in_sequence)
         self._counts = np.array([max(0, file.tokens - 1) // seq_len for file in shards.files], np.int64)
         self._ends = np.cumsum(self._counts)
         self._firsts = self._ends - self._counts
@@ -71,9 +73,18 @@ class Windows:
     def read(self, places: Sequence[Place]) -> Tokens:
         """Return the windows at these places: a row each."""
         batch = np.empty((places[-1][1] if places else 0, self.seq_len + 1), self._shards.dtype)
+        if self._is_ranged:
+            side_by_side(lambda place: self._ask(batch, place), places)
+            return batch
         for begin, end, shard, row, row_end in places:
             batch[begin:end] = self._rows[shard][row:row_end]
         return batch
+
+    def _ask(self, batch: Tokens, place: Place) -> None:
+        begin, end, shard, row, row_end = place
+        file = self._shards.files[shard]
+        assert isinstance(file, RemoteFile)  # noqa: S101  # for mypy: only those are ranged
+        batch[begin:end] = RangedRows(file, self.seq_len)[row:row_end]
 
     def _places(self, numbers: Numbers) -> Iterator[list[Place]]:
         """Yield where the windows of each step are, of which each has a row of `numbers`."""

@@ -1,16 +1,18 @@
 """What a run will need, before it begins: tokens, token shards, disk.
 
-Pure arithmetic on sizes. Tokens are estimates until the text is read; the
-ratios were measured on FineWeb-Edu and are said to be estimates wherever they
-are shown.
+Pure arithmetic on sizes, and on a sample of the text if somebody has looked at
+one (`run/sampling`). Tokens are estimates until the text is read; without a
+sample the ratios are those of FineWeb-Edu. They are said to be estimates wherever
+they are shown.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
-from fwconvert.limits import Amount
+from fwconvert.limits import Amount, limit_of
 from fwconvert.recipes import Recipe, Rules, SourceShard, Totals
 from fwconvert.sources.catalog import Size
 from fwconvert.tokens import registry
@@ -18,6 +20,60 @@ from fwconvert.tokens import registry
 # Bytes of FineWeb-Edu parquet for each byte of its text (10BT: 28.52 GB of parquet).
 _PARQUET_BYTES_PER_TEXT_BYTE = 0.6175
 _TEXT_BYTES_PER_DOCUMENT = 4750
+
+
+# Where what is known of the text comes from: row groups of files that are here, row groups that were fetched
+# by ranges, or nothing but what is known of FineWeb-Edu.
+SampledFrom = Literal["files", "remote", "averages"]
+
+
+@dataclass(frozen=True)
+class Yield:
+    """Some rows that were looked at, and what they gave: `documents` that are kept, their text, their tokens.
+
+    `footer_bytes` is how large the footers say that the rows are. Tokens include separators.
+    """
+
+    rows: int = 0
+    documents: int = 0
+    footer_bytes: int = 0
+    text_bytes: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "Yield") -> "Yield":
+        return Yield(
+            self.rows + other.rows,
+            self.documents + other.documents,
+            self.footer_bytes + other.footer_bytes,
+            self.text_bytes + other.text_bytes,
+            self.tokens + other.tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was seen of the text of a run's sources before it begins."""
+
+    sampled_from: SampledFrom = "averages"
+    # Why nothing was looked at, if that is the caller's wish or the network's fault.
+    reason: str = ""
+    row_groups: int = 0
+    # By path: the sizes in the footers that were read, and what the rows gave.
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    yields: Mapping[str, Yield] = field(default_factory=dict)
+    # Whether the tokenizer itself has counted the tokens.
+    is_encoded: bool = True
+    encoder: str = ""
+    # How many workers were at work at a time, and what they made together in a second; 0: not measured.
+    workers: int = 0
+    tokens_per_second: float = 0.0
+    # What the remote has sent in a second; 0: not measured.
+    bytes_per_second: float = 0.0
+
+    @property
+    def whole(self) -> Yield:
+        """What all rows gave that were looked at."""
+        return sum(self.yields.values(), Yield())
 
 
 @dataclass(frozen=True)
@@ -38,6 +94,11 @@ class Needs:
     largest_tokens: int
     # Sources on the disk at a time, or all of them if they are kept; 0 if they are the user's.
     fetched_bytes: int = 0
+    # Of the first source, which the validation shard comes from.
+    first_tokens: int = 0
+    # Of all sources, if there were no limit.
+    documents_without_limit: int = 0
+    tokens_without_limit: int = 0
 
 
 def estimated_sizes(files: Sequence[SourceShard], seen: Mapping[str, Size]) -> dict[str, Size]:
@@ -61,7 +122,9 @@ def estimate_needs(
     sizes: Mapping[str, Size],
     workers: int,
     fetched_files: int = 0,
+    *,
     counted: Mapping[str, int] | None = None,
+    sample: Sample | None = None,
 ) -> Needs:
     """Return what the recipe needs. `sizes` has the sources whose footers were read, by path.
 
@@ -70,31 +133,65 @@ def estimate_needs(
     """
     rules = recipe.rules
     listed = recipe.source.files or _unlisted(recipe.source.totals)
-    known = estimated_sizes(listed, sizes)
-    tokens = counted or {path: tokens_of(rules, size) for path, size in known.items()}
-    files = _up_to_the_limit(rules, listed, known)
+    known = estimated_sizes(listed, sizes if sample is None else {**sizes, **sample.sizes})
+    seen = sample if sample is not None and sample.whole.rows else None
+    amounts = {path: _amount(rules, path, size, counted, seen) for path, size in known.items()}
+    is_known = seen is not None or not rules.is_filtered
+    files = _up_to_the_limit(rules, listed, amounts) if is_known else listed
     largest = max(files, key=lambda file: file.bytes, default=None)
-    rows = sum(known[file.path].rows for file in files)
-    total = sum(tokens.get(file.path, 0) for file in files)
+    rows = round(sum(amounts[file.path].documents for file in files))
+    total = round(sum(amounts[file.path].tokens for file in files))
     share = _share(rules, rows, total)
     rows, total = round(rows * share), round(total * share)
-    shards = _shards(rules, total)
+    first = min(total, round(amounts[files[0].path].tokens)) if files else 0
+    shards = _shards(rules, total, first)
     output = _output_bytes(rules, total, shards, rows)
-    most = min(total, max(tokens.values(), default=0))
+    most = min(total, round(max((amount.tokens for amount in amounts.values()), default=0)))
+    text = sum(known[file.path].text_bytes * _text_share(file.path, seen) for file in files)
     return Needs(
         files=len(files),
         source_bytes=sum(file.bytes for file in files),
         rows=rows,
-        text_bytes=round(sum(known[file.path].text_bytes for file in files) * share),
+        text_bytes=round(text * share),
         tokens=total,
         shards=shards,
         output_bytes=output,
         working_bytes=min(output, _working_bytes(rules, workers, most)),
         largest_path=largest.path if largest else "",
         largest_bytes=largest.bytes if largest else 0,
-        largest_tokens=tokens[largest.path] if largest else 0,
+        largest_tokens=round(amounts[largest.path].tokens) if largest else 0,
         fetched_bytes=sum(sorted((file.bytes for file in files), reverse=True)[:fetched_files]),
+        first_tokens=first,
+        documents_without_limit=round(sum(amount.documents for amount in amounts.values())),
+        tokens_without_limit=round(sum(amount.tokens for amount in amounts.values())),
     )
+
+
+def _amount(
+    rules: Rules, path: str, size: Size, counted: Mapping[str, int] | None, sample: Sample | None
+) -> Amount:
+    """Return about what a source of this size gives."""
+    if counted is not None:
+        return Amount(size.rows, counted.get(path, 0))
+    if sample is None:
+        return Amount(size.rows, tokens_of(rules, size))
+    gave = _gave(path, sample)
+    tokens = size.text_bytes * gave.tokens / max(1, gave.footer_bytes)
+    return Amount(size.rows * gave.documents / max(1, gave.rows), tokens)
+
+
+def _gave(path: str, sample: Sample) -> Yield:
+    """Return what rows of this source gave, or those of all sources if none was looked at."""
+    found = sample.yields.get(path)
+    return found if found is not None and found.rows else sample.whole
+
+
+def _text_share(path: str, sample: Sample | None) -> float:
+    """Return how much of what a footer counts is text of documents."""
+    if sample is None:
+        return 1.0
+    gave = _gave(path, sample)
+    return gave.text_bytes / max(1, gave.footer_bytes)
 
 
 def _unlisted(totals: Totals) -> tuple[SourceShard, ...]:
@@ -109,14 +206,13 @@ def _unlisted(totals: Totals) -> tuple[SourceShard, ...]:
 
 
 def _up_to_the_limit(
-    rules: Rules, files: Sequence[SourceShard], sizes: Mapping[str, Size]
+    rules: Rules, files: Sequence[SourceShard], amounts: Mapping[str, Amount]
 ) -> Sequence[SourceShard]:
-    """Return the files that a run with a limit reads; all of them if a filter may take most of each."""
-    rows = tokens = 0
-    for number, file in enumerate(files if rules.is_limited and not rules.is_filtered else (), 1):
-        rows += sizes[file.path].rows
-        tokens += tokens_of(rules, sizes[file.path])
-        if rows >= (rules.limit_documents or math.inf) or tokens >= (rules.limit_tokens or math.inf):
+    """Return the files that a run with a limit reads."""
+    left = limit_of(rules)
+    for number, file in enumerate(files if rules.is_limited else (), 1):
+        left -= amounts[file.path]
+        if left.is_used_up:
             return files[:number]
     return files
 
@@ -127,14 +223,38 @@ def _share(rules: Rules, rows: int, tokens: int) -> float:
     return min(1.0, most_rows / max(1, rows), most_tokens / max(1, tokens))
 
 
+def expected_join(
+    rules: Rules, source_bytes: int, sources: int, jobs: int, tail_tokens: int
+) -> tuple[int, int]:
+    """Return about how many tokens will be joined, and into how many shards.
+
+    The `jobs` that are done have so many `tail_tokens`. If none is, as if all sources were FineWeb-Edu.
+    """
+    tokens = round(tail_tokens / jobs * sources) if jobs else 0
+    if not jobs and sources:
+        text = source_bytes / _PARQUET_BYTES_PER_TEXT_BYTE
+        tokens = tokens_of(rules, Size(round(text / _TEXT_BYTES_PER_DOCUMENT), round(text)))
+        if rules.layout == "independent":  # Between nothing and a shard is left of each.
+            tokens = min(tokens, sources * rules.block_tokens // 2)
+    return tokens, -(-tokens // rules.block_tokens)
+
+
 def tokens_of(rules: Rules, size: Size) -> int:
     """Return about how many tokens a source of this size has, separators included."""
     return registry.estimate_tokens(rules, size.text_bytes, size.rows)
 
 
-def _shards(rules: Rules, tokens: int) -> int:
-    val = 1 if 0 < rules.val_tokens <= tokens else 0
-    return val - (val * rules.val_tokens - tokens) // rules.block_tokens
+def has_validation(rules: Rules, tokens: int, first_tokens: int) -> bool:
+    """Return whether there is a validation shard: full, or there is none."""
+    return 0 < rules.val_tokens <= (tokens if rules.layout == "contiguous" else first_tokens)
+
+
+def _shards(rules: Rules, tokens: int, first_tokens: int) -> int:
+    val = 1 if has_validation(rules, tokens, first_tokens) else 0
+    full, rest = divmod(tokens - val * rules.val_tokens, rules.block_tokens)
+    if rest and (rules.last == "keep" or (rules.last == "merge" and not full)):
+        full += 1
+    return val + full
 
 
 def _output_bytes(rules: Rules, tokens: int, shards: int, documents: int) -> int:

@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from fwconvert.run.engines import Progress
+if TYPE_CHECKING:  # It imports this module.
+    from fwconvert.run.engines import Progress
 
-Bottleneck = Literal["network", "workers"]
+# What a run waits for: --limit stands for sources before the one that is next, by which a limit is counted.
+Bottleneck = Literal["network", "workers", "--limit"]
 
 
 class StopSwitch:
@@ -25,13 +27,48 @@ class StopSwitch:
 
 
 @dataclass(frozen=True)
+class Download:
+    """How far one source in flight is from the remote."""
+
+    title: str
+    # Of it that have arrived, in this session or before; and all.
+    bytes: int
+    size: int
+    # The machine that fetches it; "" where there is only one.
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What went wrong and was tried again. In a run that ended complete, all of it was healed."""
+
+    # Answers 5xx and 429, and connections that broke, stalled or ended early.
+    refusals: int = 0
+    broken: int = 0
+    # Files whose bytes were not those of their sha256.
+    corrupt: int = 0
+    # Processes that died, or were killed for what they did; and attempts at a job that failed.
+    workers: int = 0
+    attempts: int = 0
+
+    def __add__(self, other: "Faults") -> Self:
+        added = [getattr(self, one.name) + getattr(other, one.name) for one in fields(self)]
+        return type(self)(*added)
+
+
+NO_FAULTS = Faults()
+
+Phase = Literal["check", "convert", "join", "copy"]
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """How far a run is. Units are source bytes while converting, tokens while joining.
 
-    While existing output is checked, they are its bytes.
+    While existing output is checked, or a run is copied, they are its bytes.
     """
 
-    phase: Literal["check", "convert", "join"]
+    phase: Phase
     units: int
     units_done: float
     # What this session has done itself; the rest was there before.
@@ -40,12 +77,29 @@ class Snapshot:
     jobs: int
     jobs_done: int
     tokens: int
-    running: Sequence[Progress]
+    running: "Sequence[Progress]"
     # Bytes that this session has fetched, and what the run waits for; None if nothing is fetched.
     fetched: int | None = None
     bottleneck: Bottleneck | None = None
     # At work now.
     connections: int = 0
+    # The sources that are being fetched, and the bytes that are not here yet of all that are to come.
+    downloads: Sequence[Download] = ()
+    to_fetch: int = 0
+    # Jobs that earlier sessions had done; those that were given up, and the bytes of their sources.
+    jobs_found: int = 0
+    jobs_failed: int = 0
+    failed_bytes: int = 0
+    # Of all sources that are read, whatever the phase.
+    source_bytes: int = 0
+    # Orders that can be carried out at a time.
+    slots: int = 1
+    # Of the join: its tokens (expected, until all jobs are done), those joined, their shards, bytes a token.
+    join_tokens: int = 0
+    joined_tokens: float = 0.0
+    join_shards: int = 0
+    token_bytes: int = 2
+    faults: Faults = NO_FAULTS
 
 
 class Observer(Protocol):

@@ -22,17 +22,18 @@ from fwconvert.inspection import verify_manifest
 from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported, Ready
 from fwconvert.options import Options
+from fwconvert.processes import CallApart
 from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
 from fwconvert.run import request
 from fwconvert.run.convert import Conversion, Result, environment
 from fwconvert.run.engines import Engine
-from fwconvert.run.estimate import Needs, estimate_needs
+from fwconvert.run.estimate import Needs, Sample, estimate_needs
 from fwconvert.run.events import Observer, StopSwitch
 from fwconvert.run.inputs import Input, IsWanted, always
 from fwconvert.sources.catalog import Size
 from fwconvert.store import layout, saved_recipe, sessions
 from fwconvert.store.base import Store
-from fwconvert.store.local import open_store
+from fwconvert.store.local import absolute, open_store
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import registry
 
@@ -66,7 +67,7 @@ def export(
     name. Nothing is tokenised again. Returns and raises as `convert` does, and
     goes on like it after a crash.
     """
-    return Export(Path(run), changes).carry_out(
+    return Export(run, changes).carry_out(
         out, options or Options(), engine=engine, observer=observer, stop=stop
     )
 
@@ -74,8 +75,8 @@ def export(
 class Export:
     """A finished run, and the recipe of what is to be made from it."""
 
-    def __init__(self, run: Path, changes: Changes) -> None:
-        self._run = RunReader(run.absolute())
+    def __init__(self, run: str | os.PathLike[str], changes: Changes) -> None:
+        self._run = RunReader(absolute(run))
         _refuse_unfinished(self._run)
         self.recipe = changed_recipe(self._run.manifest.recipe(), changes)
         _refuse_to_turn_a_cut(self._run, self.recipe.rules.eot)
@@ -90,8 +91,8 @@ class Export:
         stop: StopSwitch | None = None,
     ) -> Result:
         """Make it, or go on where an earlier call stopped."""
-        store = open_store(Path(out).absolute())
-        _refuse_inside(store.local(""), self._run.store.local(""))
+        store = open_store(absolute(out), scratch=options.scratch_folder)
+        _refuse_inside(store, self._run.store)
         given = environment(options, engine, observer, stop)
         return Conversion(store, self.recipe, FinishedRun(self._run), given).run()
 
@@ -171,14 +172,18 @@ def _refuse_to_turn_a_cut(run: RunReader, eot: EotSide) -> None:
         )
 
 
-def _refuse_inside(out: Path, run: Path) -> None:
-    if out.resolve().is_relative_to(run.resolve()):
+def _refuse_inside(out: Store, run: Store) -> None:
+    if out.is_remote or run.is_remote:
+        is_inside = f"{out.uri}/".startswith(f"{run.uri}/")
+    else:
+        is_inside = Path(out.uri).resolve().is_relative_to(Path(run.uri).resolve())
+    if is_inside:
         raise UsageError(
             message(
                 "the export cannot be made inside the run that it comes from",
                 "choose another --out",
-                run=run,
-                out=out,
+                run=run.uri,
+                out=out.uri,
             )
         )
 
@@ -208,7 +213,7 @@ class FinishedRun(Input):
         """Return what was counted when the run was made."""
         return {path: Size(job.documents, job.text_bytes) for path, job in self._jobs.items()}
 
-    def estimate(self, recipe: Recipe, options: Options) -> Needs:
+    def estimate(self, recipe: Recipe, options: Options, sample: Sample | None = None) -> Needs:  # noqa: ARG002
         """Return what an export will need: exact, since the tokens were counted.
 
         The recipe is taken without its limit, and without the sources beyond it.
@@ -226,15 +231,24 @@ class FinishedRun(Input):
         """Ask for no column: all were there when the run was made."""
         return
 
+    def choose_encoder(self, recipe: Recipe, options: Options, apart: CallApart) -> tuple[str, str]:  # noqa: ARG002
+        """Need none: nothing is encoded."""
+        return "exported", ""
+
     def new_session(
-        self, store: Store, recipe: Recipe, options: Options, observer: Observer
+        self, store: Store, recipe: Recipe, options: Options, observer: Observer, encoder: str
     ) -> sessions.Session:
         """Return a session that encodes nothing; the run's vocabulary is copied for those who decode."""
         observer.notice(f"taking the tokens from {self._run.store.uri}")
         spec = registry.of_rules(recipe.rules)
-        there, here = self._run.store.local(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
+        there, here = self._run.store.pull(layout.VOCABULARIES), store.local(layout.VOCABULARIES)
         registry.kind_of(spec).copy(spec, there, here)
-        return sessions.new(options.worker_count, 1, "exported")
+        store.push(layout.VOCABULARIES)
+        return sessions.new(options.worker_count, 1, encoder)
+
+    def seen_by_workers(self) -> Path | None:
+        """Return the run manifest: where it is, the token shards are."""
+        return self._run.store.local(layout.MANIFEST)
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
         """Yield all orders, each with where its tokens are; a source beyond a limit has none."""

@@ -9,18 +9,21 @@ import errno
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
 from fwconvert import files
 from fwconvert.errors import SourceError
+from fwconvert.hub.remote import Remote
 from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, Unfetched
 from fwconvert.options import Options
+from fwconvert.processes import CallApart
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
-from fwconvert.run.estimate import Needs, estimate_needs
-from fwconvert.run.events import Observer
+from fwconvert.run.estimate import Needs, Sample, estimate_needs
+from fwconvert.run.events import NO_FAULTS, Download, Faults, Observer
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
 from fwconvert.store import layout, sessions
@@ -51,6 +54,10 @@ class Traffic:
     coming: bool
     # At work now.
     connections: int
+    # What is on its way, and the bytes that are not here yet of all that is to come.
+    downloads: tuple[Download, ...] = ()
+    to_fetch: int = 0
+    faults: Faults = NO_FAULTS
 
 
 def always(_: ConvertOrder) -> bool:
@@ -66,7 +73,7 @@ class Input(Protocol):
     """
 
     # Where the sources lie on this machine: a hint for whoever looks for a document in them later.
-    root: Path | None
+    root: Path | str | None
 
     def location(self, source: SourceShard) -> Path:
         """Return where the file of a source is on this machine, or will be."""
@@ -78,32 +85,51 @@ class Input(Protocol):
     def sizes(self) -> Mapping[str, Size]:
         """Return how large sources are that can be looked at before they are read, by path."""
 
-    def estimate(self, recipe: Recipe, options: Options) -> Needs:
-        """Return what a run of the recipe will need."""
-        return estimate_needs(recipe, self.sizes(), workers_at_once(recipe, options))
+    def estimate(self, recipe: Recipe, options: Options, sample: Sample | None = None) -> Needs:
+        """Return what a run of the recipe will need; better known if some of its text was looked at."""
+        return estimate_needs(recipe, self.sizes(), workers_at_once(recipe, options), sample=sample)
+
+    def readable_apart(self, source: SourceShard) -> Path | Remote:
+        """Return where another process can read a source now: a file, or the remote that has it."""
+        return self.location(source)
 
     def open_footer(self, source: SourceShard, retry: Retry) -> Readable | None:  # noqa: ARG002
         """Return the file of a source, to read its footer; None if no column is needed from it."""
         place = self.location(source)
         return place, str(place)
 
+    def choose_encoder(self, recipe: Recipe, options: Options, apart: CallApart) -> tuple[str, str]:
+        """Return the encoder to use, and a notice ("" if none). What may end its process is tried `apart`."""
+        spec = registry.of_rules(recipe.rules)
+        return registry.kind_of(spec).choose_encoder(spec, options.encoder, apart)
+
     def new_session(
-        self, store: Store, recipe: Recipe, options: Options, observer: Observer
+        self,
+        store: Store,
+        recipe: Recipe,
+        options: Options,
+        observer: Observer,  # noqa: ARG002
+        encoder: str,
     ) -> sessions.Session:
-        """Return a session that can begin: its encoder is there, and its vocabulary.
+        """Return a session that can begin: its encoder was chosen, and its vocabulary is there.
 
         Whatever fails here fails before the folder belongs to the recipe.
         """
         spec = registry.of_rules(recipe.rules)
-        kind = registry.kind_of(spec)
-        encoder, reason = kind.choose_encoder(spec, options.encoder)
-        if reason:
-            observer.notice(reason)
-        kind.provide(spec, store.local(layout.VOCABULARIES))
+        registry.kind_of(spec).provide(spec, store.pull(layout.VOCABULARIES))
+        store.push(layout.VOCABULARIES)
         jobs = len(recipe.source.files)
         if recipe.rules.is_limited:  # Fewer sources are at work, and may have more threads each.
             jobs = self.estimate(recipe, options).files
         return sessions.new(options.worker_count, options.thread_count(jobs), encoder)
+
+    def seen_by_workers(self) -> Path | None:
+        """Return a file that every worker must see, if all read from a folder that is there already."""
+        return None
+
+    def held(self, session: str) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Have what fetching needs on this node for a whole session, in the block."""
+        return nullcontext()
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +175,10 @@ class LocalFiles(Input):
         if self._sizes is None:
             self._sizes = footer_sizes(self._files, self.location)
         return self._sizes
+
+    def seen_by_workers(self) -> Path | None:
+        """Return the first file that is there."""
+        return next((place for place in map(self.location, self._files) if place.is_file()), None)
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
         """Yield all orders; one whose file cannot be read as Unfetched, since no worker need try it."""

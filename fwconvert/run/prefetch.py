@@ -7,8 +7,9 @@ it converts.
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -24,7 +25,8 @@ from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, SourceFile, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceManifest, SourceShard
-from fwconvert.run.estimate import Needs, estimate_needs
+from fwconvert.run import events
+from fwconvert.run.estimate import Needs, Sample, estimate_needs
 from fwconvert.run.inputs import (
     Input,
     IsWanted,
@@ -37,8 +39,10 @@ from fwconvert.run.inputs import (
 )
 from fwconvert.sources import catalog
 from fwconvert.sources.catalog import Size
-from fwconvert.store import atomic, layout
+from fwconvert.sources.objects import ObjectFiles
+from fwconvert.store import atomic, layout, sessions
 from fwconvert.store.base import Store
+from fwconvert.store.scratch import Scratch
 
 _END = Stopped("all is fetched")
 
@@ -56,15 +60,26 @@ class Terms:
     retry_seconds: float
 
 
-def open_input(recipe: Recipe, options: Options, store: Store) -> Input:
-    """Return where the sources of a recipe come from: the user's files, or the hub."""
+def open_input(recipe: Recipe, options: Options, store: Store, *, shared: bool = False) -> Input:
+    """Return where the sources of a recipe come from: the user's files, or the hub.
+
+    What ranks fetch into a folder that they share, each has in a folder of its own.
+    """
     manifest, keep = recipe.source, options.keep_folder
     if recipe.root is not None:
         return LocalFiles(manifest, recipe.root)
     terms = Terms(options.prefetch_count, options.max_connections, options.worker_count, options.patience)
+    remote: Remote = (
+        ObjectFiles(recipe.remote) if recipe.remote else Dataset(manifest.dataset, manifest.revision)
+    )
     private = store.local(layout.SOURCES)
-    remote = Dataset(manifest.dataset, manifest.revision)
-    return Prefetch(remote, manifest, terms, private, None if keep is None else keep.absolute())
+    # What is fetched for a run in an object store has to lie somewhere else.
+    shared_folder = private.parent if store.is_remote else private if shared else None
+    folder = options.scratch_folder or shared_folder
+    scratch = None if folder is None or keep is not None else Scratch(folder, store.uri)
+    fetching = Prefetch(remote, manifest, terms, private, None if keep is None else keep.absolute(), scratch)
+    fetching.root = fetching.root or recipe.remote or None
+    return fetching
 
 
 class Prefetch(Input):
@@ -74,26 +89,39 @@ class Prefetch(Input):
     is used, once it is proven, and never replaced. Otherwise they lie in
     `private`, each under the name of its job, because two may have equal content
     and each goes when its own job is done. Parts are named by their content.
+    With `scratch` each session has a private folder there instead.
     """
 
     def __init__(
-        self, remote: Remote, manifest: SourceManifest, terms: Terms, private: Path, keep: Path | None
+        self,
+        remote: Remote,
+        manifest: SourceManifest,
+        terms: Terms,
+        private: Path,
+        keep: Path | None,
+        scratch: Scratch | None = None,
     ) -> None:
-        self.root = keep
+        self.root: Path | str | None = keep
+        self._given = (remote, manifest, terms, private, keep, scratch)
         self._remote = remote
         self._files = manifest.files
         self._terms = terms
         self._private = private
         self._keep = keep
+        self._scratch = scratch
         self._parts = private if keep is None else keep / ".parts"
         self._bare = {} if keep is None or not keep.is_dir() else catalog.bare(manifest, keep)
         self._sizes: Mapping[str, Size] | None = None
         self._notices: deque[str] = deque()
         self._bytes = 0
-        self._connections = Connections(terms.connections)
+        self._faults: Counter[str] = Counter()
+        self._connections = Connections(terms.connections, self._faults)
         # Guards all below. Threads wait on it for room, and say with it what is ready.
         self._changed = threading.Condition()
         self._begin()
+
+    def __reduce__(self) -> "tuple[type[Prefetch], tuple[object, ...]]":
+        return Prefetch, self._given  # On another machine, nothing is fetched yet.
 
     def _begin(self) -> None:
         """Forget what an earlier `with` block had fetched; its threads bring nothing any more."""
@@ -101,11 +129,25 @@ class Prefetch(Input):
         self._waiting: deque[ConvertOrder] = deque()
         self._is_wanted: IsWanted = always
         self._ready: deque[ConvertOrder | Unfetched | BaseException] = deque()
+        # The bytes of the sources that wait, for whoever asks when so many did.
+        self._waiting_bytes = (0, 0)
+        # Of those that a thread has begun, until they are here.
+        self._coming_bytes = 0
         # Begun by a thread, and not handed to a worker yet; and not released yet.
         self._ahead = self._held = 0
         # The remote cannot be used, so nothing more will come in this session.
         self._is_lost = False
         self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def held(self, session: str) -> Iterator[None]:
+        """Have a folder for the session in the scratch folder, if there is one."""
+        if self._scratch is None:
+            yield
+            return
+        with self._scratch.held(session) as folder:
+            self._private = self._parts = folder
+            yield
 
     def __enter__(self) -> Self:
         if self._stop.is_set():
@@ -136,12 +178,18 @@ class Prefetch(Input):
             self._sizes = footer_sizes(self._files, self.location)
         return self._sizes
 
-    def estimate(self, recipe: Recipe, options: Options) -> Needs:
-        """Return what a run will need, as if all sources were FineWeb-Edu."""
+    def estimate(self, recipe: Recipe, options: Options, sample: Sample | None = None) -> Needs:
+        """Return what a run will need; without a sample as if all sources were FineWeb-Edu."""
         workers = workers_at_once(recipe, options)
         every = len(recipe.source.files) or recipe.source.totals.files
         fetched = every if self._keep is not None else workers + options.prefetch_count
-        return estimate_needs(recipe, {}, workers, fetched)
+        return estimate_needs(recipe, {}, workers, fetched, sample=sample)
+
+    def readable_apart(self, source: SourceShard) -> Path | Remote:
+        """Return the file if it is here, or the remote that has it."""
+        place = self.location(source)
+        is_here = place.is_file() and place.stat().st_size == source.bytes
+        return place if is_here else self._remote
 
     def open_footer(self, source: SourceShard, retry: Retry) -> Readable:
         """Return the file if it is here, or a view of the remote one by ranges."""
@@ -157,18 +205,9 @@ class Prefetch(Input):
         Whether a file is wanted is asked again when another one was released.
         Raises OutputError at once, and RemoteError when all that was on its way has come.
         """
-        self._remove_others(orders)
+        self.tidy(orders)
         self._is_wanted, self._waiting = is_wanted, deque(orders)
-        self._connections = Connections(self._terms.connections)
-        fetching = Download(
-            self._remote,
-            self._terms.retry_seconds,
-            self._stop,
-            self._count,
-            self._notices.append,
-            keeps=self._keep is not None,
-            connections=self._connections,
-        )
+        fetching = self.downloading()
         for number in range(min(self._terms.connections, self._terms.prefetch, len(orders))):
             thread = threading.Thread(
                 target=self._fetch_all, args=[fetching], name=f"fetch-{number}", daemon=True
@@ -188,6 +227,19 @@ class Prefetch(Input):
                 yield item
         if trouble is not None:
             raise trouble
+
+    def downloading(self) -> Download:
+        """Return how files are fetched from now on, with connections of their own."""
+        self._connections = Connections(self._terms.connections, self._faults)
+        return Download(
+            self._remote,
+            self._terms.retry_seconds,
+            self._stop,
+            self._count,
+            self._notices.append,
+            keeps=self._keep is not None,
+            connections=self._connections,
+        )
 
     def _take(self) -> ConvertOrder | Unfetched | BaseException | None:
         """Return what is ready, None if nothing is, or _END if nothing more will be."""
@@ -211,7 +263,7 @@ class Prefetch(Input):
 
     def clear(self) -> None:
         """Remove what was fetched and is not needed any more, unless it is to be kept."""
-        self._remove_others([])
+        self.tidy([])
         atomic.remove_if_empty(self._private)
 
     def traffic(self) -> Traffic:
@@ -222,43 +274,83 @@ class Prefetch(Input):
             ready = sum(isinstance(item, ConvertOrder) for item in self._ready)
             coming = on_the_way > 0 or self._is_lost or bool(self._waiting and self._may_begin())
             here = self._held - self._ahead + ready
-            return Traffic(self._bytes, here, coming, self._connections.active)
+            if self._waiting_bytes[0] != len(self._waiting):
+                self._waiting_bytes = len(self._waiting), sum(one.source.bytes for one in self._waiting)
+            fetched, waiting, coming_bytes = self._bytes, self._waiting_bytes[1], self._coming_bytes
+        downloads = tuple(events.Download(*one) for one in self._connections.under_way)
+        return Traffic(
+            bytes=fetched,
+            here=here,
+            coming=coming,
+            connections=self._connections.active,
+            downloads=downloads,
+            to_fetch=waiting + max(0, coming_bytes - sum(one.bytes for one in downloads)),
+            faults=events.Faults(**self._faults),
+        )
 
     def notices(self) -> list[str]:
         """Return what fetching had to say since this was last asked."""
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
-    def _remove_others(self, orders: Sequence[ConvertOrder]) -> None:
-        """Remove what a session that was cut off has left of sources that are done."""
+    def tidy(self, orders: Sequence[ConvertOrder]) -> None:
+        """Take over what sessions that were cut off have left, and remove what is not needed of it."""
         for folder in (self._private, self._parts):
             atomic.refuse_link(folder)
-        if self._keep is not None or not self._private.is_dir():
+        if self._keep is not None:
             return
-        needed = set()
+        needed = {name for order in orders for name in self._names(order)}
+        if self._scratch is not None:
+            # A rank leaves what other ranks may need; in the end `merge` removes it.
+            rank = sessions.rank_in(self._private.name)
+            for left in self._scratch.left():
+                with suppress(FileNotFoundError):  # Another session is done with it just now.
+                    self._take_over(left, needed)
+                    if rank is None or sessions.rank_in(left.name) == rank:
+                        atomic.sweep(left)
+                self._scratch.is_done_with(left)
+        if not self._private.is_dir():
+            return
         for order in orders:
-            part = part_name(order.source, self._remote.revision)
-            place = order.file.local
-            needed |= {place.name, part, str(Path(part).with_suffix(PIECES))}
             # An earlier version of fwconvert gave a fetched file the name of its content.
+            part, place = self._names(order)[-1], order.file.local
             left = (self._private / part).with_suffix(catalog.PARQUET)
             if left.is_file() and not place.exists():
                 atomic.move(left, place)
-        for entry in self._private.iterdir():
-            if entry.name not in needed:
+        for entry in sorted(self._private.iterdir()):
+            is_of_rank = sessions.rank_in(entry.name) is not None  # None is at work beside us.
+            if is_of_rank and entry.is_dir() and not entry.is_symlink():
+                self._take_over(entry, needed)
+                atomic.sweep(entry)
+                atomic.remove_if_empty(entry)
+            elif entry.name not in needed:
                 atomic.remove(entry)
+
+    def started(self, orders: Sequence[ConvertOrder]) -> list[ConvertOrder]:
+        """Return the orders of whose files something lies in our folder."""
+        if self._keep is not None or not self._private.is_dir():
+            return []
+        there = {path.name for path in self._private.iterdir()}
+        return [order for order in orders if there & {*self._names(order)}]
+
+    def _take_over(self, left: Path, needed: Collection[str]) -> None:
+        """Move what is needed of the folder of a dead session into our own."""
+        # Counts first: without their part nobody believes them.
+        for path in sorted(left.iterdir(), key=lambda path: path.suffix != PIECES):
+            place = self._private / path.name
+            if path.name in needed and path.is_file() and not place.exists():
+                atomic.move(path, place, missing_ok=True)  # Another session may take it just now.
+
+    def _names(self, order: ConvertOrder) -> tuple[str, str, str]:
+        """Return what a source may be called in our folder: the counts of its part, the whole, the part."""
+        part = part_name(order.source, self._remote.revision)
+        return str(Path(part).with_suffix(PIECES)), order.file.local.name, part
 
     def _fetch_all(self, fetching: Download) -> None:
         """Fetch one file after another, in a thread, while there is room."""
         while (order := self._next(fetching.stop)) is not None:
             item: ConvertOrder | Unfetched | BaseException
-            source, place = order.source, order.file.local
             try:
-                bare = self._bare.get(source.path)
-                if bare is not None and not place.exists() and fetching.is_right(source, bare):
-                    place = bare
-                else:
-                    fetching.fetch(source, place, self._parts, order.source_index)
-                item = replace(order, file=SourceFile(str(place), proven=source.sha256 is not None))
+                item = replace(order, file=self.fetched(order, fetching))
             except SourceError as error:
                 item = Unfetched(order, Failure("unfetched", str(error)))
             except BaseException as error:  # noqa: BLE001  # raised again where the orders are taken
@@ -266,10 +358,21 @@ class Prefetch(Input):
             with self._changed:
                 if fetching.stop.is_set():  # Nobody takes it any more.
                     return
+                self._coming_bytes -= order.source.bytes
                 self._ready.append(item)
                 self._is_lost = self._is_lost or isinstance(item, RemoteError)
             if isinstance(item, BaseException):
                 return
+
+    def fetched(self, order: ConvertOrder, fetching: Download) -> SourceFile:
+        """Have the file of an order in its place, proven; raises as Download.fetch does."""
+        source, place = order.source, self.location(order.source)
+        bare = self._bare.get(source.path)
+        if bare is not None and not place.exists() and fetching.is_right(source, bare):
+            place = bare
+        else:
+            fetching.fetch(source, place, self._parts, order.source_index)
+        return SourceFile(str(place), proven=source.sha256 is not None)
 
     def _next(self, stop: threading.Event) -> ConvertOrder | None:
         """Wait for room; return what to fetch, or None if there is no more."""
@@ -279,7 +382,9 @@ class Prefetch(Input):
                 return None
             self._ahead += 1
             self._held += 1
-            return self._waiting.popleft()
+            order = self._waiting.popleft()
+            self._coming_bytes += order.source.bytes
+            return order
 
     def _may_begin(self) -> bool:
         terms = self._terms

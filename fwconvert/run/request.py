@@ -1,6 +1,7 @@
 """From what a user asks for, by names and flags, to a recipe and the folder of its files."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -23,7 +24,8 @@ from fwconvert.recipes import (
     block_digits,
     check_rules,
 )
-from fwconvert.sources import catalog, demo
+from fwconvert.sources import catalog, demo, objects
+from fwconvert.store.bucket import Bucket, is_uri
 from fwconvert.tokens import registry
 
 # The demo has about 4 million tokens: small shards show every kind of file.
@@ -62,7 +64,7 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     """
     given = dict(locals())  # Nothing else is known yet.
     records.check_values(given, get_type_hints(recipe))
-    manifest, root = _sources(version, None if source is None else os.fspath(source))
+    manifest, root = sources(version, None if source is None else os.fspath(source))
     spec, kind = registry.find(tokenizer), formats.find(format)
     usual = shape(kind, demo=version == "demo")
     size = usual["shard_tokens"] if shard_tokens is None else shard_tokens
@@ -95,7 +97,7 @@ def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
     source = msgspec.structs.replace(recipe.source, files=files)
     source.check()
     digits = block_digits(files, recipe.rules.block_tokens)
-    return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits)).at(recipe.root)
+    return Recipe(source, msgspec.structs.replace(recipe.rules, block_digits=digits)).at(recipe.place)
 
 
 def differences(source: SourceManifest, files: tuple[SourceShard, ...]) -> list[str]:
@@ -129,7 +131,21 @@ def compression(compress: Compression | None) -> str | None:
     return f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}, level {formats.ZIP_LEVEL}"
 
 
-def _sources(version: str | None, source: str | None) -> tuple[SourceManifest, Path | None]:
+def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
+    """Return the rules with the choices in `given`, by the names that they have in `recipe`."""
+    changes = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
+    if "tokenizer" in changes:
+        changes |= registry.as_rules(registry.find(changes["tokenizer"]))
+    if "compress" in changes:
+        changes["compress"] = compression(changes["compress"])
+    if changes.get("min_score") is not None:
+        changes["min_score"] = float(changes["min_score"]) + 0.0
+    if changes.get("where") is not None:
+        changes["where"] = expressions.text(expressions.parse(changes["where"]))
+    return msgspec.structs.replace(rules, **changes)
+
+
+def sources(version: str | None, source: str | None) -> tuple[SourceManifest, Path | str | None]:
     """Return the files that are meant, and the folder that their paths start from if they are here."""
     if version is None:
         if source is None:
@@ -139,7 +155,7 @@ def _sources(version: str | None, source: str | None) -> tuple[SourceManifest, P
                     "pass --version demo to try it, --version 10B, or --source DIR with parquet files",
                 )
             )
-        return catalog.local(source)
+        return objects.find(source) if is_uri(source) else catalog.local(source)
     manifest = catalog.find(version)
     if manifest.dataset == "demo":
         if source is not None:
@@ -161,6 +177,8 @@ def _sources(version: str | None, source: str | None) -> tuple[SourceManifest, P
                 )
             )
         return manifest, None
+    if is_uri(source):
+        return manifest, Bucket.at(source).uri
     root = Path(source).expanduser()
     if not root.is_dir():
         raise UsageError(message("--source must be a folder when --version is given", source=source))

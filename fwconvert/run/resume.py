@@ -4,7 +4,8 @@ A finished job is trusted when its receipt parses and all of its files have
 their recorded size and were not written to since the receipt was. Otherwise,
 and where a session was cut off, because a crash may leave a name without its
 content, they are hashed. What is to be joined is always hashed: the joined
-shard gets a hash that fits, whatever is in it. A receipt that fails is
+shard gets a hash that fits, whatever is in it. (A store that is atomic loses
+nothing in a crash; there the join itself proves what it reads.) A receipt that fails is
 reported and withdrawn, so that the job is done again. `find_done` itself
 changes nothing; `Cleanup` removes what is not needed and withdraws what does
 not fit.
@@ -82,25 +83,39 @@ def find_done(
     recipe: Recipe,
     cut_off: frozenset[str] = frozenset(),
     *,
+    share: frozenset[int] | None = None,
+    needs_tails: bool = True,
     rehash: bool = False,
     tick: Tick = _no_tick,
 ) -> Found:
     """Return what is done, and what cannot be trusted; changes nothing.
 
     Hashed are the files of the sessions in `cut_off`, those that are newer than
-    their receipts, tails, and with `rehash` all others too.
+    their receipts, tails, and with `rehash` all others too. Of a rank's `share`
+    of the sources, by index, only their jobs are looked at; once the run is
+    complete, it `needs_tails` of none.
     """
-    return _Search(store, recipe, cut_off, tick, rehash=rehash).run()
+    return _Search(store, recipe, cut_off, share, tick, needs_tails=needs_tails, rehash=rehash).run()
 
 
 class _Search:
     def __init__(
-        self, store: Store, recipe: Recipe, cut_off: frozenset[str], tick: Tick, *, rehash: bool
+        self,
+        store: Store,
+        recipe: Recipe,
+        cut_off: frozenset[str],
+        share: frozenset[int] | None,
+        tick: Tick,
+        *,
+        needs_tails: bool,
+        rehash: bool,
     ) -> None:
-        self._store = store
+        self._store = store = store.listed()
         self._recipe = recipe
         self._rules: Rules = recipe.rules
         self._cut_off = cut_off
+        self._share = share
+        self._needs_tails = needs_tails
         self._rehash = rehash
         self._hashing = Hashing(store, tick)
         self._found = Found()
@@ -153,11 +168,14 @@ class _Search:
             name, job = made[file.path]
             lines = [line for line in job.shards if line.name not in absorbed]
             files = [one for line in lines for one in shard_files(self._rules, line)]
-            tail = [*tail_files(job)] if job.tail.tokens != needless[index] else []
+            is_needed = self._needs_tails and job.tail.tokens != needless[index]
+            tail = [*tail_files(job)] if is_needed else []
             yield _Claim(name, job, files, self._is_hashed(job), tail)
 
     def _receipts(self) -> Iterator[tuple[str, tuple[str, Receipt]]]:
         for index, file in enumerate(self._recipe.source.files):
+            if self._share is not None and index not in self._share:
+                continue
             name = layout.receipt(layout.job_key(file.path))
             made = self._receipt(name, Receipt)
             if made is None:
@@ -246,7 +264,9 @@ class _Search:
             for file in (*claim.files, *claim.tail):
                 wrong, changed_at = look_at(self._store, file)
                 claim.wrong, newest = claim.wrong or wrong, max(newest, changed_at)
-                if claim.hashed or file in claim.tail or changed_at > made_at:
+                # A rank joins nothing, and what an atomic store has is proven when it is joined.
+                is_joined = file in claim.tail and self._share is None and not self._store.is_atomic
+                if claim.hashed or is_joined or changed_at > made_at:
                     doubtful[file] = claim
             claim.newest = newest if newest > made_at else 0
         unclear = [file for file, claim in doubtful.items() if not claim.wrong]
@@ -343,22 +363,26 @@ class Cleanup:
 
     def remove_leftovers(self) -> None:
         """Remove what earlier sessions have left."""
-        for index, file in enumerate(self._state.recipe.source.files):
-            if file.path in self._state.done.jobs:
-                self.job_done(index)
-        for name in self._absorbed.values():
-            self._remove_shard(name)
+        done = self._state.done.jobs
+        files = enumerate(self._state.recipe.source.files)
+        needless = [name for index, file in files if file.path in done for name in self._needless(index)]
+        absorbed = [name for shard in self._absorbed.values() for name in self._files_of(shard)]
+        self._store.remove(*needless, *absorbed)  # All at once: a remote store takes its time for each call.
 
     def job_done(self, index: int) -> None:
         """Remove what the receipt of a job makes unnecessary."""
+        self._store.remove(*self._needless(index))
+
+    def _needless(self, index: int) -> Iterator[str]:
+        """Yield the files that the receipt of a job makes unnecessary."""
         key = self.keys[index]
         if key in self._quarantined:
-            self._store.remove(layout.quarantined(key))
             self._quarantined.remove(key)
+            yield layout.quarantined(key)
         if self._is_spent(index):  # Its joined shards were made before, by a session that was cut off.
-            self.remove_tails(key)
+            yield from (layout.tail(key), layout.tail_index(key))
         if index in self._absorbed:  # Likewise what one of them has taken in.
-            self._remove_shard(self._absorbed[index])
+            yield from self._files_of(self._absorbed[index])
 
     def job_quarantined(self, key: str) -> None:
         """Take note of a record in quarantine."""
@@ -448,5 +472,7 @@ class Cleanup:
         self._store.settle(receipt.rpartition("/")[0])
 
     def _remove_shard(self, name: str) -> None:
-        sidecars = layout.sidecars(self._state.recipe.rules, name)
-        self._store.remove(name, *sidecars, layout.index(name))
+        self._store.remove(*self._files_of(name))
+
+    def _files_of(self, shard: str) -> list[str]:
+        return [shard, *layout.sidecars(self._state.recipe.rules, shard), layout.index(shard)]

@@ -32,6 +32,9 @@ LOST_TRIES = 5
 
 _TICK_SECONDS = 0.25
 _LOOK_SECONDS = 0.05
+# How soon a free worker gets a source that has come.
+_HAND_OUT_SECONDS = 0.01
+_WORK_PER_LOOK = 20
 # How long workers may take to stop at the next batch: Slurm and Kubernetes kill after 30 s.
 _GRACE_SECONDS = 10.0
 
@@ -44,6 +47,9 @@ class Watcher(Protocol):
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
         """Take note of a failed attempt. `final`: the order was given up."""
+
+    def notice(self, text: str) -> None:
+        """Show what a person should know."""
 
     def tick(self, running: list[Progress]) -> None:
         """Show how far the orders in flight are; raise Stopped if there is a stop request."""
@@ -129,8 +135,10 @@ class _Scheduler:
         """Wait at most this long for an order to finish, and settle it."""
         if not self.in_flight:
             if not self.is_done:
-                time.sleep(_LOOK_SECONDS)  # for the first source to come
+                time.sleep(_HAND_OUT_SECONDS)  # for the next source to come
             return
+        if self.incoming is not None and len(self.in_flight) < self._most_at_once():
+            seconds = min(seconds, _HAND_OUT_SECONDS)
         with suppress(Empty):
             future = self.finished.get(timeout=seconds)
             self._settle(self.in_flight.pop(future), self.engine.outcome(future))
@@ -192,17 +200,22 @@ def carry_out(orders: Iterable[Order | Unfetched | None], engine: Engine, watche
     if engine.slots < 1:
         raise ValueError(f"an engine needs at least one slot, and this one has {engine.slots}")
     scheduler = _Scheduler(engine, watcher, iter(orders))
-    looked_at = -_LOOK_SECONDS
+    looked_at, pause = -_LOOK_SECONDS, _LOOK_SECONDS
     try:
         scheduler.fill_slots()
         while not scheduler.is_done:
             scheduler.settle_next(_TICK_SECONDS)
             scheduler.fill_slots()  # Before the look: only this tells whether what was settled was the last.
             # Not after every order: with thousands of small ones, looking would be the main cost.
-            if not scheduler.is_done and time.monotonic() - looked_at >= _LOOK_SECONDS:
+            if not scheduler.is_done and (begun := time.monotonic()) - looked_at >= pause:
                 engine.enforce_limits()
+                for notice in engine.nodes.notices() if engine.nodes is not None else ():
+                    watcher.notice(notice)
                 watcher.tick(engine.progress())
                 looked_at = time.monotonic()
+                # Thousands of slots take a while to look at: it is to be a small part of the time. But
+                # a stop request must not wait for long.
+                pause = min(1.0, max(_LOOK_SECONDS, _WORK_PER_LOOK * (looked_at - begun)))
         with suppress(Stopped):  # Too late: all is done.
             watcher.tick([])
     except BaseException:

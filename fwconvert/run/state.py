@@ -5,6 +5,7 @@ always ahead of this state, because a job counts once its receipt is published,
 whether or not the session lives to see it.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Tally:
     documents: int = 0
     tokens: int = 0
     source_bytes: int = 0
+    tail_tokens: int = 0
     joined_tokens: int = 0
 
 
@@ -66,9 +68,17 @@ class RunState:
     """What is known of a run while a session works on it.
 
     `expected` is what each source may hold; only a run with a limit needs it.
+    `share` are the sources of a rank, by index: the others are not its business.
     """
 
-    def __init__(self, recipe: Recipe, session_id: str, done: Done, expected: Sequence[Amount] = ()) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        session_id: str,
+        done: Done,
+        expected: Sequence[Amount] = (),
+        share: frozenset[int] | None = None,
+    ) -> None:
         self.recipe = recipe
         self.session_id = session_id
         self.done = done
@@ -79,6 +89,7 @@ class RunState:
         self.plain_names = layout.are_plain(recipe.rules, done.shard_names)
         files = recipe.source.files
         self._expected = expected
+        self._share = None if share is None else sorted(share)
         self._joined: dict[str, JoinedShard] | None = None
         self.limiter = Limiter(recipe.rules, expected or [NOTHING] * len(files))
         for index, file in enumerate(files):
@@ -89,8 +100,10 @@ class RunState:
 
     @property
     def sources(self) -> Sequence[SourceShard]:
-        """The sources of the run: all, or those up to its limit once that is reached."""
-        return self.recipe.source.files[: self.limiter.extent]
+        """The sources of the run: all, those up to its limit once that is reached, or a rank's share."""
+        files = self.recipe.source.files
+        # A rank has no limit, and looking at how far it is must not take long.
+        return files[: self.limiter.extent] if self._share is None else [files[at] for at in self._share]
 
     @property
     def missing(self) -> list[str]:
@@ -107,7 +120,7 @@ class RunState:
     def unconverted(self) -> list[tuple[int, SourceShard]]:
         """The sources to convert, by index; one that was converted before must still have the same bytes."""
         done, found = self.done, []
-        for index, file in enumerate(self.sources):
+        for index, file in zip(self._share or itertools.count(), self.sources, strict=False):
             if file.path not in done.jobs and file.path not in self.quarantined:
                 known = file.sha256 or done.known_sources.get(file.path)
                 found.append((index, msgspec.structs.replace(file, sha256=known)))
@@ -146,6 +159,15 @@ class RunState:
     def is_complete(self) -> bool:
         """Whether there is nothing left to do."""
         return not self.missing and not self.misfits and not self.unjoined
+
+    @property
+    def failed_bytes(self) -> int:
+        """The bytes of the sources that were given up."""
+        return (
+            sum(file.bytes for file in self.sources if file.path in self.quarantined)
+            if self.quarantined
+            else 0
+        )
 
     def job_done(self, index: int, receipt: Receipt) -> None:
         """Count a job whose receipt is on the disk."""
@@ -187,7 +209,7 @@ class RunState:
 
         `source_bytes` and `tokens` are those of the whole run so far, orders in flight included.
         """
-        if not self.recipe.rules.is_limited:
+        if not self.recipe.rules.is_limited and self._share is None:
             return self.recipe.source.bytes
         everything = sum(file.bytes for file in self.sources)
         shares = [
@@ -203,4 +225,5 @@ class RunState:
         share = min(1.0, counts.rows / rows) if rows else 1.0
         tally.documents += sign * counts.documents
         tally.tokens += sign * counts.tokens
+        tally.tail_tokens += sign * receipt.tail.tokens
         tally.source_bytes += sign * round(receipt.source_bytes * share)

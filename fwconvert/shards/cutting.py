@@ -21,18 +21,20 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from fwconvert.recipes import Rules
 from fwconvert.store.layout import Split
 from fwconvert.store.receipts import Absorbed, Receipt, Segment
 
+if TYPE_CHECKING:  # The driver plans the joined shards without it; arrays come from those who have it.
+    import numpy as np
+    from numpy.typing import NDArray
+
 # The size of a block that never ends.
 UNBOUNDED = sys.maxsize
 
-Tokens = NDArray[np.uint16 | np.uint32]
+Tokens: TypeAlias = "NDArray[np.uint16 | np.uint32]"
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Batch:
 
     tokens: Tokens
     # Of each document: the position in `tokens` at which it starts, and its row in the source shard.
-    starts: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    starts: "NDArray[np.int64]"
+    rows: "NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Piece:
     """The part of a batch that falls into one block; `starts` are positions in the block."""
 
     tokens: Tokens
-    starts: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    starts: "NDArray[np.int64]"
+    rows: "NDArray[np.int64]"
     ends_block: bool
 
 
@@ -68,7 +70,7 @@ def cut(batches: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Piece]:
         while begin < len(batch.tokens):
             end = min(begin + size - filled, len(batch.tokens))
             full = filled + end - begin == size
-            first, last = np.searchsorted(batch.starts, (begin, end))
+            first, last = batch.starts.searchsorted((begin, end))
             yield Piece(
                 tokens=batch.tokens[begin:end],
                 starts=batch.starts[first:last] + (filled - begin),

@@ -123,7 +123,7 @@ class Account:
         )
         return lost if self.manifest.rules.last == "drop" and self.is_whole else 0
 
-    @property
+    @cached_property  # asked for every token shard
     def is_converted(self) -> bool:
         """Whether every source, or every source up to the limit, has its job."""
         return [*self.jobs] == [*range(self.extent)]
@@ -153,7 +153,7 @@ class Account:
         made = (layout.joined_shard(self.recipe, split, 0, plain=self._plain) for split in splits)
         return {name.rpartition("_")[0] for name in made}
 
-    @property
+    @cached_property  # asked for every source
     def _is_credible(self) -> bool:
         counts = [job.tokens for job in self.jobs.values()]
         shards = sum(counts) // self.manifest.rules.block_tokens

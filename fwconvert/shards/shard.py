@@ -151,13 +151,13 @@ class ShardWriter:
         """Yield the names and drafts of the sidecar files of a complete token shard of that name."""
         return zip(layout.sidecars(self._rules, shard), self._sidecars, strict=True)
 
-    def publish(self, shard: str, index: str) -> None:
-        """Give all files their names in the store."""
-        self.index.publish(index)
+    def publish(self, shard: str, index: str, tick: Callable[[], None] = _nothing) -> None:
+        """Give all files their names in the store. `tick` is called now and then if that takes long."""
+        self.index.publish(index, tick)
         if self._sidecars:  # A tail has none.
             for name, draft in self.sidecars(shard):
-                draft.publish(name)
-        self.file.publish(shard)
+                draft.publish(name, tick)
+        self.file.publish(shard, tick)
 
 
 class Beginning(NamedTuple):

@@ -5,8 +5,10 @@ stays the same file. It is mapped for a moment and a part of it copied, so that
 memory does not grow with the size of a token shard.
 """
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ from fwconvert.store.receipts import ShardLine
 # The files that this process has hashed, keyed by what shows that a file is unchanged.
 _MOST_HASHED = 4096
 _hashed: dict[tuple[Path, int, int, int], str] = {}
+
+# Of a remote store a thread keeps copies of as many files: a token shard, its index, and those before them.
+_MOST_COPIES = 4
+_copies = threading.local()
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,19 @@ class StreamReader:
         shard.check_starts(found["start"], passage.first, end, line.name)
         return found
 
+    def _copy(self, name: str, sha256: str) -> Path:
+        """Return a copy of a file of a remote store, which was proven when it was fetched."""
+        held: dict[tuple[str, str], tuple[ExitStack, Path]] = _copies.__dict__.setdefault("held", {})
+        key = self._store.address(name), sha256
+        if key not in held:
+            while len(held) >= _MOST_COPIES:
+                held.pop(next(iter(held)))[0].close()
+            with ExitStack() as opening:
+                path = opening.enter_context(self._store.on_disk(name, sha256))
+                held[key] = opening.pop_all(), path
+        self._tick()
+        return held[key][1]
+
     def _verified(self, name: str, sha256: str) -> Path:
         """Return the path of a file after checking its sha256, once as long as it is unchanged."""
         address = self._store.address(name)
@@ -163,6 +182,8 @@ class StreamReader:
                 )
             )
         try:
+            if self._store.is_remote:
+                return self._copy(name, sha256)
             path = self._store.local(name)
             state = files.state_of(path)
             same = path, state.st_ino, state.st_size, state.st_mtime_ns

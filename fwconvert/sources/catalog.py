@@ -14,6 +14,7 @@ that it may not read and follows links in circles: lost or doubled documents.
 
 import difflib
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -145,6 +146,7 @@ def _look(given: Path) -> tuple[Path, Iterable[Path]]:
     if given.is_dir():
         return given, _chosen(given, _below(given), PARQUET)
     if given.exists():
+        _refuse_other_kind(given)
         return given.parent, [given]
     root, parts = _split(given)
     if not parts or not root.is_dir():
@@ -171,15 +173,60 @@ def _chosen(given: Path, files: Iterable[Path], ending: str) -> set[Path]:
     seen = set(files)
     chosen = {path for path in seen if path.name.lower().endswith(ending.lower())}
     if not chosen:
+        endings = Counter("".join(path.suffixes[-2:]).lower() for path in seen)
+        others = ", ".join(
+            f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(4)
+        )
+        text = next((path for path in sorted(seen) if _is_text(path)), None)
         raise UsageError(
             message(
                 f"there are no {ending} files here",
-                f"give a folder that holds {ending} files, a glob, or a single file",
+                *([_as_parquet(text)] if text else []),
+                f"give a folder that holds {ending} files, a pattern in quotes, or a single file",
                 source=given,
-                other_files=len(seen),
+                other_files=others or "none",
             )
         )
     return chosen
+
+
+# What people have text in, and which reader of pyarrow has it.
+_READERS = {".csv": "csv.read_csv", ".json": "json.read_json", ".jsonl": "json.read_json"}
+_OTHERS = (".txt", ".tsv", ".arrow", ".feather", ".zst", ".gz", ".zip", ".bin", ".npy", ".warc")
+
+
+def _is_text(path: Path) -> bool:
+    name = path.name.lower().removesuffix(".gz")
+    return any(name.endswith(ending) for ending in _READERS)
+
+
+def _refuse_other_kind(path: Path) -> None:
+    """Raise UsageError for a file that is certainly no parquet: its name and its first bytes say so."""
+    if not path.is_file() or not (_is_text(path) or path.suffix.lower() in _OTHERS):
+        return
+    with files.open_to_read(path) as file:
+        if file.read(4) == b"PAR1":
+            return
+    raise UsageError(
+        message(
+            "this is not a parquet file, and fwconvert reads parquet alone", _as_parquet(path), source=path
+        )
+    )
+
+
+def _as_parquet(path: Path) -> str:
+    """Return how such files become parquet."""
+    name = path.name.lower().removesuffix(".gz")
+    reader = next((reader for ending, reader in _READERS.items() if name.endswith(ending)), None)
+    if reader is None:
+        return "make parquet of it, with a column of text: pandas, pyarrow, duckdb and datasets can"
+    module = reader.partition(".")[0]
+    code = (
+        f"from pyarrow import {module}, parquet as p; p.write_table({reader}({str(path)!r}), 'data.parquet')"
+    )
+    # In double quotes it can be read; a name that a shell would change in them is quoted otherwise.
+    quoted = shlex.quote(code) if set("\"$`\\!'") & set(str(path)) else f'"{code}"'
+    return f"make parquet of it: python -c {quoted}"
 
 
 def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:

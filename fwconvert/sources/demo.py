@@ -19,6 +19,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from string import capwords
@@ -115,6 +116,11 @@ def make(folder: Path) -> tuple[Path, ...]:
         corpus = Corpus(tuple(_write(path, number) for number, path in enumerate(paths)))
         atomic.replace(home / RECORD, records.lines(records.fields(corpus)))
     return paths
+
+
+def texts(count: int) -> list[str]:
+    """Return so many of the texts, without a file."""
+    return [str(document["text"]) for document in islice(_documents(0), count)]
 
 
 def _is_whole(record: Path, paths: tuple[Path, ...]) -> bool:

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from fwconvert import files
 from fwconvert.errors import ColumnError, SourceError, message
+from fwconvert.sources import pages
 from fwconvert.sources.catalog import Size
 from fwconvert.sources.filters import Sieve
 
 # The target size of a batch, over all columns. A batch costs the encoder about a millisecond, whatever is in
 # it: batches of 0.8 MB took a quarter more CPU. From 3 to 24 MB no difference is clear of the noise.
-_BATCH_BYTES = 6 * 2**20
+BATCH_BYTES = 6 * 2**20
 MOST_BATCH_ROWS = 8192
 
 # No larger footer is loaded just to look at it. One of a thousand columns in a hundred row groups has 9 MB.
@@ -156,7 +157,7 @@ def footer(path: Path, most_elements: int | None = None) -> Size:
 def batch_rows(metadata: pq.FileMetaData) -> int:
     """Return how many rows to read at a time. A footer that lies costs speed, or some memory."""
     mean = _text_bytes(metadata) // max(1, int(metadata.num_rows))
-    return min(MOST_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, mean)))
+    return min(MOST_BATCH_ROWS, max(1, BATCH_BYTES // max(1, mean)))
 
 
 def _text_bytes(metadata: pq.FileMetaData) -> int:
@@ -234,9 +235,13 @@ def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterato
 
     A row that the filter rejects is not a document, and is counted as neither null nor empty.
     """
-    with reading(path), _natively(path) as file, _opened(file) as parquet:
+    with reading(path), _natively(path) as (regular, file), _opened(file) as parquet:
         wanted, first = _wanted(parquet, path, text_column, sieve), 0
-        for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=wanted, use_threads=False):
+        if sieve is None:
+            for column in pages.texts(regular, parquet.metadata, text_column, BATCH_BYTES, MOST_BATCH_ROWS):
+                yield _documents(_as_text(column, path, first), first)
+                first += len(column)
+        for rows in _from_row(parquet, first, wanted):
             column = _as_text(rows.column(rows.schema.names.index(text_column)), path, first)
             yield _documents(column, first, None if sieve is None else sieve.kept(rows, path))
             first += rows.num_rows
@@ -249,6 +254,71 @@ def batches(path: Path, text_column: str, sieve: Sieve | None = None) -> Iterato
                     rows_read=first,
                 )
             )
+
+
+def _from_row(parquet: pq.ParquetFile, first: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows from `first` on, by pyarrow."""
+    group, place = _row_group(parquet, first)
+    if group is None:
+        return
+    steps = {"batch_size": batch_rows(parquet.metadata), "row_groups": range(group, parquet.num_row_groups)}
+    for rows in parquet.iter_batches(**steps, columns=columns, use_threads=False):
+        if place < rows.num_rows:
+            yield rows.slice(place)
+        place = max(0, place - rows.num_rows)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked at: the row group at some place of a file, from 0 to 1, but no more than some bytes."""
+
+    place: float
+    text_column: str
+    sieve: Sieve | None
+    most_bytes: int
+
+
+def sample(
+    file: Path | io.RawIOBase, name: str, what: Wanted, is_new: Callable[[int], bool]
+) -> "Sampled | None":
+    """Return the documents of a row group, and how large they are; None if it is not new.
+
+    Raises SourceError, with `name`, if it cannot be read. Whoever does not know the file calls it in
+    a process of its own.
+    """
+    text_column, sieve = what.text_column, what.sieve
+    path, found = Path(name), []
+    with reading(path), _opened(file) as parquet:
+        wanted, metadata = _wanted(parquet, path, text_column, sieve), parquet.metadata
+        size, groups = Size(metadata.num_rows, _text_bytes(metadata)), metadata.num_row_groups
+        if not groups or not size.rows:
+            return Sampled(size, (), 0, 0)
+        chosen = min(groups - 1, int(groups * what.place))
+        if not is_new(chosen):
+            return None
+        group = metadata.row_group(chosen)
+        mean = max(1.0, int(group.total_byte_size) / max(1, group.num_rows))
+        rows = max(1, min(batch_rows(metadata), int(what.most_bytes / mean)))
+        steps = {"batch_size": rows, "row_groups": [chosen], "columns": wanted, "use_threads": False}
+        seen = 0
+        for batch in parquet.iter_batches(**steps):
+            column = _as_text(batch.column(batch.schema.names.index(text_column)), path, seen)
+            found.append(_documents(column, seen, None if sieve is None else sieve.kept(batch, path)))
+            seen += batch.num_rows
+            if seen * mean >= what.most_bytes:
+                break
+    return Sampled(size, tuple(found), seen, round(seen * mean))
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Some documents of a file. `size` is that of the whole file, as its footer has it."""
+
+    size: Size
+    batches: tuple[TextBatch, ...]
+    rows: int
+    # About as many of the bytes that the footer counts belong to these rows.
+    footer_bytes: int
 
 
 def identity(path: Path, row: int) -> str:
@@ -335,17 +405,17 @@ def _opened(file: Path | io.RawIOBase | pa.NativeFile) -> Iterator[pq.ParquetFil
 
 
 @contextmanager
-def _natively(path: Path) -> Iterator[pa.NativeFile]:
-    """Open a file for reading all of it: letting pyarrow read by itself saves a tenth of decoding.
+def _natively(path: Path) -> Iterator[tuple[io.FileIO, pa.NativeFile]]:
+    """Open a file for reading all of it, twice: letting pyarrow read by itself saves a tenth of decoding.
 
-    It opens the name a second time. If a pipe is put there in between, a worker
-    blocks, and is killed as stalled; a different file is noticed.
+    If a pipe is put there in between, a worker blocks, and is killed as
+    stalled; a different file is noticed.
     """
     with files.open_to_read(path) as regular, pa.OSFile(os.fsencode(path)) as file:
         # Windows has no such pipes, and its file ids differ between libraries.
         if os.name == "posix" and not os.path.samestat(os.fstat(regular.fileno()), os.fstat(file.fileno())):
             raise OSError(errno.ESTALE, "it was replaced while it was opened", str(path))
-        yield file
+        yield regular, file
 
 
 def _wanted(parquet: pq.ParquetFile, path: Path, text_column: str, sieve: Sieve | None) -> list[str]:

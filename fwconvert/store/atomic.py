@@ -9,9 +9,9 @@ dropped the pages and would report success (fsyncgate).
 
 Content is written in large blocks by a thread, past the page cache where that
 is possible. Token shards are written once and read later, by a trainer; a copy
-in the page cache costs a worker more than hashing them. So whole blocks are
+in the page cache costs a worker more than hashing them. So blocks are
 written with O_DIRECT from memory that is used again and again. Small files
-never fill a block, and are written the ordinary way when they are finished.
+are written the ordinary way when they are finished.
 """
 
 import errno
@@ -34,6 +34,8 @@ from fwconvert.errors import OutputError, message
 BLOCK_BYTES = 4 * 2**20
 # O_DIRECT needs addresses, offsets and lengths that are multiples of this; a page suits all known devices.
 _ALIGNMENT = 4096
+# What does not fill a block is written like this, too, if it is as large; below, the page cache costs less.
+_LEAST_DIRECT = 2**18
 _MOST_IN_FLIGHT = 2
 _DIRECT = getattr(os, "O_DIRECT", 0)
 # What may lie in the page cache before it is brought to the disk. Otherwise the last fsync of a large file
@@ -80,6 +82,8 @@ class File:
         if not self._open:
             return
         self._wait(0)
+        if self._filled >= _LEAST_DIRECT:
+            self._set_direct(wanted=True)
         with memoryview(self._block) as block, block[: self._filled] as rest:
             whole = self._filled - self._filled % _ALIGNMENT if self._direct else 0
             self._put(rest[:whole])
@@ -316,9 +320,9 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
-def move(path: Path, new: Path) -> None:
+def move(path: Path, new: Path, *, missing_ok: bool = False) -> None:
     """Give a file another name, all at once, and instead of whatever has it. Durable after `sync_folder`."""
-    with writing(new):
+    with writing(new), suppress(*([FileNotFoundError] if missing_ok else [])):
         path.replace(new)
 
 

@@ -59,11 +59,12 @@ class Draft(Protocol):
         """Make the content durable. After a failure this raises: nothing is retried on the same file."""
         ...
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, tick: Callable[[], None] = lambda: None) -> None:
         """Finish, then give the file its name at once, in place of any other file of that name.
 
         A crash leaves the old file or the whole new one, never a part. That it is the new one is
-        certain only after `Store.settle` of the folder that the name is in.
+        certain only after `Store.settle` of the folder that the name is in. `tick` is called now and
+        then where that takes long.
         """
         ...
 
@@ -87,6 +88,19 @@ class Store(Protocol):
     @property
     def session(self) -> str:
         """The id of the session that writes here; "" for a reader."""
+        ...
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether what was published is whole and stays, though its writer or its machine dies just then.
+
+        Otherwise the files of a session that was cut off are doubtful until they were hashed.
+        """
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are elsewhere, so that reading one is a transfer."""
         ...
 
     def address(self, name: str) -> str:
@@ -126,7 +140,55 @@ class Store(Protocol):
         ...
 
     def local(self, name: str) -> Path:
-        """Return where a file can be opened and mapped on this machine."""
+        """Return where this machine keeps what belongs to a folder of the run.
+
+        Of a remote store that is a folder of this process, in which nothing is that was not put there.
+        """
+        ...
+
+    def on_disk(self, name: str, sha256: str = "") -> AbstractContextManager[Path]:
+        """Have a file where it can be opened and mapped on this machine, during the block.
+
+        A remote store gives a copy, and raises ShardError if that has not the `sha256`. What is on this
+        machine is given as it is.
+        """
+        ...
+
+    def sha256(self, name: str, tick: Callable[[int], None] = lambda _: None) -> str:
+        """Return the sha256 of a file. `tick` is given how many bytes were read, and may raise to stop."""
+        ...
+
+    def take(self, name: str, path: Path, sha256: str, tick: Callable[[], None] = lambda: None) -> None:
+        """Make a file of the run from one on this machine, all at once; ShardError if it has another sha256.
+
+        `tick` is called often, and may raise to stop. Durable after `settle`.
+        """
+        ...
+
+    def has(
+        self,
+        name: str,
+        sha256: str,
+        original: Callable[[], AbstractContextManager[Path]],
+        tick: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Return whether a file has this sha256. A remote store compares it with the `original`."""
+        ...
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Return the bytes of a file from `begin` to before `end`, or as many of them as there are."""
+        ...
+
+    def listed(self) -> Self:
+        """Return the same run for whoever is about to look at very many files, as it is at this moment."""
+        ...
+
+    def push(self, folder: str) -> None:
+        """Let all machines have what this process has put into `local(folder)`."""
+        ...
+
+    def pull(self, folder: str) -> Path:
+        """Return a folder of this machine with all files of a folder of the run, which are few and small."""
         ...
 
     def remove(self, *names: str) -> None:
@@ -153,8 +215,10 @@ class Store(Protocol):
         """Raise OutputError if a folder of the run is a link: what is made there would be somewhere else."""
         ...
 
-    def lock(self) -> AbstractContextManager[object]:
+    def lock(self, *, shared: bool = False) -> AbstractContextManager[object]:
         """Hold the run for this session alone, or raise UsageError that says who holds it.
+
+        Ranks, which convert a share each, hold it together (`shared`), and nobody else meanwhile.
 
         The lock is free as soon as its holder is dead, however it died.
         """
@@ -197,6 +261,12 @@ def exists(store: Store, name: str) -> bool:
         return store.state(name) is not None
     except files.Refused:
         return False
+
+
+def refuse_missing(store: Store) -> None:
+    """Raise OutputError if there is no run because there is no such bucket: no look at a name tells that."""
+    if store.is_remote:
+        next(iter(store.list("")), None)
 
 
 def holds(store: Store, name: str, content: bytes) -> bool:

@@ -36,12 +36,15 @@ TEMPORARY = f"{PRIVATE}/temporary"  # drafts
 SESSIONS = f"{PRIVATE}/sessions"  # one record for each
 VOCABULARIES = f"{PRIVATE}/vocabularies"  # rank tables that do not ship with the package
 LOGS = f"{PRIVATE}/logs"  # what workers and libraries print
+STATISTICS = f"{PRIVATE}/statistics"  # one record for each finished job, for the page alone
+TIMELINES = f"{PRIVATE}/timelines"  # one record for each session, for the page alone
 
 # What every run has, parents first; and what some have.
 FOLDERS = (PRIVATE, INDEX, RECEIPTS, JOINS, QUARANTINE, TAILS, TEMPORARY, SESSIONS, LOGS)
-OPTIONAL_FOLDERS = (SOURCES, VOCABULARIES)
+OPTIONAL_FOLDERS = (SOURCES, VOCABULARIES, STATISTICS, TIMELINES)
 
 LOCK_SUFFIX = ".lock"
+PULSE_SUFFIX = ".progress"
 _INDEX_SUFFIX = ".docs"
 _SOURCE_DIGITS = 5
 
@@ -69,6 +72,21 @@ def session(session_id: str) -> str:
 def session_lock(session_id: str) -> str:
     """Return the name of the lock that a session holds while its drafts are in use."""
     return f"{SESSIONS}/{session_id}{LOCK_SUFFIX}"
+
+
+def pulse(session_id: str) -> str:
+    """Return the name of the record of how far a session at work is."""
+    return f"{SESSIONS}/{session_id}{PULSE_SUFFIX}"
+
+
+def statistics(key: str) -> str:
+    """Return the name of the record of what a job saw in its source."""
+    return f"{STATISTICS}/{key}.json"
+
+
+def timeline(session_id: str) -> str:
+    """Return the name of the record of how fast a session was."""
+    return f"{TIMELINES}/{session_id}.json"
 
 
 def tail(key: str) -> str:
@@ -179,7 +197,9 @@ def index_owner(rules: Rules, file_name: str) -> str | None:
     return shard if file_name.endswith(_INDEX_SUFFIX) and is_shard(rules, shard) else None
 
 
-@lru_cache(4096)  # asked for several times during a job
+@lru_cache(
+    65_536
+)  # asked for several times during a job, and of all jobs in flight whenever they are looked at
 def job_key(path: str) -> str:
     """Return a file name for a job: readable, safe on every system, different for different paths."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", path)[-80:]

@@ -9,16 +9,21 @@ import errno
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from fwconvert import files
+from fwconvert.errors import ShardError, UsageError, message
 from fwconvert.store import atomic, layout, lock
 from fwconvert.store.base import FileState, Store
+from fwconvert.store.bucket import SCHEMES, Bucket, absolute, is_uri
 
+__all__ = ["LocalStore", "absolute", "open_store"]
+
+_STEP_BYTES = 4 * 2**20
 _LONGEST_SILENCE_NS = 24 * 60 * 60 * 10**9
 
 
@@ -29,7 +34,7 @@ class LocalDraft(atomic.Output):
         super().__init__(store.local(layout.TEMPORARY), label)
         self._store = store
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, tick: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Finish, then rename the file to its final name. Durable after `settle`."""
         self.finish()
         path = self._store.local(name)
@@ -47,6 +52,9 @@ class LocalStore:
     root: Path
     session: str = ""
 
+    is_atomic = False
+    is_remote = False
+
     @property
     def uri(self) -> str:
         """The folder."""
@@ -61,6 +69,61 @@ class LocalStore:
         if name.startswith("/") or ".." in name.split("/"):
             raise files.refused("its name leads out of the run's folder", self.root / name)
         return self.root / name
+
+    @contextmanager
+    def on_disk(self, name: str, sha256: str = "") -> Iterator[Path]:  # noqa: ARG002
+        """Give the file itself."""
+        yield self.local(name)
+
+    def sha256(self, name: str, tick: Callable[[int], None] = lambda _: None) -> str:
+        """Return the sha256 of a regular file."""
+        return files.sha256_of(self.local(name), tick)
+
+    def take(self, name: str, path: Path, sha256: str, tick: Callable[[], None] = lambda: None) -> None:
+        """Copy a file that has this sha256."""
+        with self.draft("copy") as draft, files.open_to_read(path) as file:
+            while part := file.read(_STEP_BYTES):
+                draft.write(part)
+                tick()
+            draft.finish()
+            if draft.sha256 != sha256:
+                raise ShardError(
+                    message(
+                        "a file of the run is damaged: its sha256 is not the one in its record",
+                        "run the command that made the run again with --rehash: it remakes the file",
+                        file=path,
+                        expected=sha256,
+                        found=draft.sha256,
+                    )
+                )
+            draft.publish(name)
+
+    def has(
+        self,
+        name: str,
+        sha256: str,
+        original: Callable[[], AbstractContextManager[Path]],  # noqa: ARG002
+        tick: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Return whether a file has this sha256: it is hashed."""
+        return self.sha256(name, lambda _: tick()) == sha256
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Return a part of a regular file."""
+        with files.open_to_read(self.local(name)) as file:
+            file.seek(begin)
+            return file.read(max(0, end - begin)) or b""
+
+    def listed(self) -> Self:
+        """Return the same: looking at a file costs next to nothing."""
+        return self
+
+    def push(self, folder: str) -> None:
+        """Do nothing: it is there already."""
+
+    def pull(self, folder: str) -> Path:
+        """Return the folder itself."""
+        return self.local(folder)
 
     def draft(self, label: str) -> LocalDraft:
         """Begin a file in the private folder."""
@@ -143,13 +206,13 @@ class LocalStore:
         for folder in (*layout.FOLDERS, *layout.OPTIONAL_FOLDERS):
             atomic.refuse_link(self.local(folder))
 
-    def lock(self) -> lock.Lock:
-        """Hold the folder for this session alone, or raise UsageError that says who holds it."""
+    def lock(self, *, shared: bool = False) -> lock.Lock:
+        """Hold the folder for this session alone, or with others that share it; or raise UsageError."""
         for folder in (layout.PRIVATE, layout.SESSIONS):
             atomic.refuse_link(self.local(folder))
             atomic.make_folder(self.local(folder))
         own = self.local(layout.session_lock(self.session))
-        return lock.Lock(self.local(layout.LOCK), own, self.session, self.uri)
+        return lock.Lock(self.local(layout.LOCK), own, self.session, self.uri, shared=shared)
 
     def for_session(self, session: str) -> Self:
         """Return the same run for a session that writes to it."""
@@ -157,7 +220,8 @@ class LocalStore:
 
     def holder(self, session: str = "") -> str:
         """Return which session holds the lock of the run, or that of a session; "" if none does."""
-        return lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
+        who = lock.holder(self.local(layout.session_lock(session) if session else layout.LOCK))
+        return lock.sharers(self.local(layout.SESSIONS)) if who == lock.SHARED else who
 
     def is_deserted(self) -> bool:
         """Return whether it is certain that no session is at work in the folder."""
@@ -168,7 +232,7 @@ class LocalStore:
         return atomic.sweep(self.local(layout.TEMPORARY), self.draft_label(f"{label}-" if label else ""))
 
     def sweep_abandoned(self) -> int:
-        """Remove the drafts of sessions that are certainly dead. Hold the lock.
+        """Remove the drafts of sessions that are certainly dead. Hold the lock, alone or with others.
 
         Dead is a session whose own lock is gone or free on this machine. What has no session in
         its name was made by an earlier version, so by nobody who is at work now. Of a session that
@@ -177,6 +241,7 @@ class LocalStore:
         """
         atomic.refuse_link(self.local(layout.TEMPORARY))
         drafts: dict[str, list[str]] = defaultdict(list)
+        # Before the locks: a session makes no draft before it has its lock.
         for name in self.list(layout.TEMPORARY):
             drafts[name.partition(".")[0]].append(f"{layout.TEMPORARY}/{name}")
         locks = {
@@ -214,9 +279,24 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def open_store(place: str | os.PathLike[str], session: str = "") -> Store:
-    """Return the store of the run that lies in `place`: its `uri`, or a folder as a user names it.
+def open_store(
+    place: str | os.PathLike[str], session: str = "", scratch: str | os.PathLike[str] | None = None
+) -> Store:
+    """Return the store of the run that lies in `place`: its `uri`, or a place as a user names it.
 
-    The one place that decides what kind of store a run has.
+    The one place that decides what kind of store a run has. `scratch` is a folder of this machine for
+    files on their way to and from a remote one.
     """
+    if isinstance(place, Path) and place.parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}:
+        raise UsageError(
+            message(
+                "an address of an object store cannot be a Path, which spoils it",
+                "pass it as text",
+                given=place,
+            )
+        )
+    if is_uri(place):
+        from fwconvert.store.objects import ObjectStore  # noqa: PLC0415  # most runs need none of it
+
+        return ObjectStore(Bucket.at(str(place)), session, Path(scratch).absolute() if scratch else None)
     return LocalStore(Path(place), session)

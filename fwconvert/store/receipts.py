@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
-from fwconvert import files, machine, records
+from fwconvert import machine, records
 from fwconvert.errors import ManifestError, Stopped, message
 from fwconvert.recipes import Rules
 from fwconvert.records import Part, Record
@@ -273,7 +273,7 @@ class Hashing:
     def _wrong_hash(self, file: Recorded) -> str:
         name = file.name.rpartition("/")[2]
         try:
-            found = files.sha256_of(self._store.local(file.name), self._count)
+            found = self._store.sha256(file.name, self._count)
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
         return (

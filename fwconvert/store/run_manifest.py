@@ -165,10 +165,12 @@ def read(store: Store) -> RunManifest:
                 message(
                     "this run has no run manifest: it was lost, or the run has only begun",
                     "run the same command again: the manifest is made from the receipts",
+                    "if ranks convert it, fwconvert merge makes it",
                     folder=store.uri,
                     missing=layout.MANIFEST,
                 )
             )
+        base.refuse_missing(store)
         raise UsageError(
             message(
                 "this folder has no run manifest",

@@ -20,10 +20,11 @@ from fwconvert.recipes import Recipe, SourceShard
 from fwconvert.records import Record
 from fwconvert.store import base, layout, run_manifest
 from fwconvert.store.base import Store
+from fwconvert.store.bucket import absolute, is_uri
 from fwconvert.store.receipts import Receipt
 
 
-class Places(Record, frozen=True, tag="fwconvert places 1"):
+class Places(Record, frozen=True, tag="fwconvert places 1", omit_defaults=True):
     """Where a run's sources were on this machine: a hint for whoever looks for a document in them later.
 
     No decision rests on it: sources move.
@@ -32,6 +33,8 @@ class Places(Record, frozen=True, tag="fwconvert places 1"):
     # A path has 4096 bytes at the most, and each may be written as six.
     most_bytes: ClassVar[int] = 2**16
     root: str
+    # They were fetched and kept there. A rank that is told nothing fetches what it does not find.
+    kept: bool = False
 
 
 class SavedPlan(Record, frozen=True, tag="fwconvert plan 1"):
@@ -45,7 +48,7 @@ def save_plan(store: Store, recipe: Recipe) -> None:
     """Save the plan, unless it is saved already; that of a run of another recipe is never overwritten."""
     before, recipe = _owner(store, recipe), adopt(store, recipe)
     if before is not None and before.recipe_id != recipe.recipe_id:  # A first try that made nothing.
-        for left in (layout.QUARANTINE, layout.TAILS):
+        for left in (layout.QUARANTINE, layout.TAILS, layout.RECEIPTS, layout.JOINS):
             store.clear(left)
     content = records.encode(SavedPlan(recipe.recipe_id, recipe)) + b"\n"
     if base.holds(store, layout.PLAN, content):
@@ -71,21 +74,36 @@ def read_plan(store: Store) -> Recipe:
     return saved.recipe.known_as(saved.recipe_id)
 
 
-def save_source_root(store: Store, root: Path | None) -> None:
-    """Keep the folder that the paths of the sources start from, if there is one and it is news."""
+def save_source_root(store: Store, root: Path | str | None, *, kept: bool = False) -> None:
+    """Keep where the paths of the sources start from, a folder or an address, if it is known and news."""
     if root is None or not str(root).isprintable():
         return
-    content = records.encode(Places(str(root.absolute()))) + b"\n"
+    content = records.encode(Places(str(absolute(root)), kept)) + b"\n"
     if not base.holds(store, layout.PLACES, content):
         store.write(layout.PLACES, content)
 
 
-def read_source_root(store: Store) -> Path | None:
-    """Return the folder that the paths of the sources started from, or None if that is not known."""
+def read_source_root(store: Store) -> Path | str | None:
+    """Return where the paths of the sources started from, or None if that is not known."""
     try:
-        return Path(base.read_record(store, layout.PLACES, Places).root)
+        return _place(base.read_record(store, layout.PLACES, Places).root)
     except ManifestError:
         return None
+
+
+def named_source_root(store: Store) -> Path | str | None:
+    """Return where the sources are that a user has named, or None: then they are fetched from the hub.
+
+    Raises ManifestError if it was named and cannot be read: nothing should be fetched instead.
+    """
+    if not base.exists(store, layout.PLACES):
+        return None
+    places = base.read_record(store, layout.PLACES, Places)
+    return None if places.kept else _place(places.root)
+
+
+def _place(root: str) -> Path | str:
+    return root if is_uri(root) else Path(root)
 
 
 def known_sources(store: Store, recipe: Recipe) -> tuple[SourceShard, ...] | None:
@@ -112,21 +130,21 @@ def adopt(store: Store, recipe: Recipe) -> Recipe:
         _refuse_foreign_shards(store, recipe)
         return recipe
     rules = msgspec.structs.replace(recipe.rules, block_digits=saved.recipe.rules.block_digits)
-    same = Recipe(recipe.source, rules).at(recipe.root)
+    same = Recipe(recipe.source, rules).at(recipe.place)
     if same.recipe_id == saved.recipe.recipe_id:
         return same.known_as(saved.recipe_id)
     if _is_unused(store, saved.recipe):
         _refuse_foreign_shards(store, recipe)
         return recipe
-    differences = _differences(saved.recipe, recipe)
-    back = ["put the missing sources back"] if "sources_missing_now" in differences else []
+    differing = differences(saved.recipe, recipe)
+    back = ["put the missing sources back"] if "sources_missing_now" in differing else []
     raise UsageError(
         message(
             "this folder was made by another recipe",
             *back,
             "choose another --out, or give the same options as before",
             folder=store.uri,
-            **differences,
+            **differing,
         )
     )
 
@@ -140,10 +158,20 @@ def has_plan(store: Store) -> bool:
 
 
 def _is_unused(store: Store, recipe: Recipe) -> bool:
-    """Return whether nothing was made of a recipe yet: no receipt, and no file with the name of an output."""
-    if any(True for folder in (layout.RECEIPTS, layout.JOINS) for _ in base.record_names(store, folder)):
+    """Return whether nothing was made of a recipe yet: no token, and no file with the name of an output."""
+    if any(True for _ in base.record_names(store, layout.JOINS)):
         return False
-    return not any(layout.owner(recipe.rules, name) for name in store.list(""))
+    if any(layout.owner(recipe.rules, name) for name in store.list("")):
+        return False
+    return not any(_has_tokens(store, name) for name in base.record_names(store, layout.RECEIPTS))
+
+
+def _has_tokens(store: Store, name: str) -> bool:
+    """Return whether a receipt tells of tokens, as that of a filter that keeps nothing does not."""
+    try:
+        return base.read_record(store, f"{layout.RECEIPTS}/{name}", Receipt).counts.tokens > 0
+    except ManifestError:
+        return True
 
 
 def _owner(store: Store, wanted: Recipe | None = None) -> SavedPlan | None:
@@ -223,7 +251,7 @@ def _refuse_foreign_shards(store: Store, recipe: Recipe) -> None:
         )
 
 
-def _differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
+def differences(saved: Recipe, wanted: Recipe) -> dict[str, object]:
     """Return the fields that differ, as lines for a message."""
     lines: dict[str, object] = {}
     for name in saved.rules.__struct_fields__:

@@ -8,6 +8,7 @@ whatever its receipts name.
 import datetime as dt
 import os
 import platform
+import re
 import secrets
 import socket
 from contextlib import suppress
@@ -24,8 +25,8 @@ from fwconvert.records import Record
 from fwconvert.store import base, layout
 from fwconvert.store.base import Store
 
-# One a minute for a week.
-_MOST = 10_000
+# A thousand ranks that were each begun a hundred times.
+_MOST = 100_000
 _PACKAGES = ("fwconvert", "gigatoken", "numpy", "pyarrow", "tiktoken")
 
 
@@ -60,6 +61,17 @@ def new(workers: int = 0, threads: int = 0, encoder: str = "") -> Session:
         encoder=encoder,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
+
+
+def of_rank(session: Session, rank: int, world: int) -> Session:
+    """Return the session of a rank: its id tells which."""
+    return msgspec.structs.replace(session, id=f"{session.id}-r{rank}of{world}")
+
+
+def rank_in(session_id: str) -> tuple[int, int] | None:
+    """Return the rank and the world that a session's id tells, or None if it was not of a rank."""
+    found = re.search(r"-r([0-9]{1,9})of([0-9]{1,9})$", session_id)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def write(store: Store, session: Session) -> None:

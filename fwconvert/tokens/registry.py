@@ -6,11 +6,13 @@ the first versions have them. Of any other the rules hold the whole spec.
 """
 
 import difflib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.processes import CallApart
 from fwconvert.recipes import Rules
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
 from fwconvert.tokens.tiktoken_kind import TiktokenKind
@@ -41,7 +43,12 @@ class BytesKind:
         """See TokenizerKind."""
         return _BYTES if name == _BYTES.name else None
 
-    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:  # noqa: ARG002
+    def choose_encoder(
+        self,
+        spec: TokenizerSpec,  # noqa: ARG002
+        wanted: EncoderChoice,  # noqa: ARG002
+        apart: CallApart,  # noqa: ARG002
+    ) -> tuple[Encoder, str]:
         """Return the only one that there is."""
         return "reference", ""
 
@@ -62,6 +69,15 @@ class BytesKind:
         return text_bytes + documents
 
 
+# Models by which people call their tokenizers.
+_MODELS = {
+    **dict.fromkeys(("tiktoken", "gpt2small", "gpt2bpe", "openaigpt2"), "gpt2"),
+    **dict.fromkeys(("gpt3", "davinci"), "r50k_base"),
+    **dict.fromkeys(("gpt4", "gpt35", "gpt35turbo", "chatgpt", "cl100k", "dolma2"), "cl100k_base"),
+    **dict.fromkeys(("gpt4o", "gpt4omini", "o1", "o200k"), "o200k_base"),
+    **dict.fromkeys(("utf8", "byte", "byt5"), "bytes"),
+}
+
 KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind()}
 
 
@@ -72,7 +88,8 @@ def find(name: str) -> TokenizerSpec:
         if spec is not None:
             return spec
     known = [name for kind in KINDS.values() for name in kind.names()]
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    plain = re.sub("[^a-z0-9]", "", name.lower())
+    near = [_MODELS[plain]] if plain in _MODELS else difflib.get_close_matches(name.lower(), known, n=1)
     raise UsageError(
         message(
             "there is no such tokenizer",

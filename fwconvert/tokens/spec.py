@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.processes import CallApart
 from fwconvert.recipes import TokenType
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ class TokenizerKind(Protocol):
     def find(self, name: str) -> TokenizerSpec | None:
         """Return what a user means by this name, if this kind knows it."""
 
-    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:
-        """Return the encoder to use, and a notice if it is slower than one might expect ("" if not)."""
+    def choose_encoder(
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+    ) -> tuple[Encoder, str]:
+        """Return the encoder to use, and a notice if it is slower than one might expect ("" if not).
+
+        What may end its process is tried by `apart`.
+        """
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:
         """Make sure that `load` will work, now and in every worker. Driver only."""

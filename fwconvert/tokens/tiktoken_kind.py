@@ -12,9 +12,10 @@ table are slow at best, and without a network hopeless.
 tiktoken is the reference, gigatoken the fast way to the same ids. Which of the
 two encodes is an option, not part of the recipe. gigatoken may be installed and
 not import (a broken installation, another Python mode), or end the process (an
-instruction that an old processor lacks). So it is tried in a process of its
-own before anything depends on it, which also keeps it out of the driver's
-memory. That takes as long as starting one worker.
+instruction that an old processor lacks). So it is tried in another process
+before anything depends on it, which also keeps it out of the driver's memory:
+in the first worker where workers are processes of this machine, since that has
+to load it anyway, and otherwise in one of its own.
 
 Light on purpose: the driver chooses, a worker loads.
 """
@@ -36,7 +37,7 @@ from fwconvert.addresses import plain
 from fwconvert.errors import EndedApart, FwconvertError, ManifestError, UsageError, message
 from fwconvert.hub.retry import TransientError
 from fwconvert.options import Encoder, EncoderChoice
-from fwconvert.processes import ProcessLimits, call_apart
+from fwconvert.processes import CallApart, ProcessLimits, call_apart
 from fwconvert.store import atomic
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 
@@ -138,9 +139,11 @@ class TiktokenKind:
         """See TokenizerKind."""
         return VOCABULARIES.get(name)
 
-    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:
+    def choose_encoder(
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+    ) -> tuple[Encoder, str]:
         """See TokenizerKind."""
-        return choose(wanted, find(spec.name), why_fast_fails)
+        return choose(wanted, find(spec.name), lambda known: why_fast_fails(known, apart))
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:
         """See TokenizerKind."""
@@ -214,10 +217,10 @@ def _version() -> str:
 _GUARD = ProcessLimits(stall_seconds=60.0)
 
 
-def why_fast_fails(known: Vocabulary) -> str:
+def why_fast_fails(known: Vocabulary, apart: CallApart = call_apart) -> str:
     """Return why gigatoken cannot be used for a vocabulary on this machine, or ""."""
     try:
-        return call_apart(_try, known, _GUARD)
+        return apart(_try, known, _GUARD)
     except EndedApart as ended:
         return str(ended)
 

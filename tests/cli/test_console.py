@@ -113,7 +113,7 @@ def test_what_is_right_has_its_exit_code_though_nobody_reads(whole: Path, tmp_pa
         ["verify", whole / "run", "--json"],
         ["show", whole / "run", "00000_001", "--documents", "1000"],
         ["trace", whole / "run", "00000_001:3"],
-        ["plan", "--source", whole / "a.parquet", "--out", tmp_path / "p"],
+        ["plan", "--source", whole / "a.parquet", "--out", tmp_path / "p", "--workers", "1"],
         ["pin", whole, "-o", tmp_path / "pinned.json"],
         converting,
         converting,  # again

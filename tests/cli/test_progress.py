@@ -5,7 +5,6 @@ import io
 import os
 import random
 import re
-import struct
 import subprocess
 import sys
 import time
@@ -19,23 +18,17 @@ import runner
 from rich.cells import cell_len
 from rich.console import Console
 from snapshots import LONG, Clock, at, job, join_job, joining
+from terminals import ERASE_LINE, HIDE_CURSOR, SHOW_CURSOR, needs_pty, open_terminal, read_all, without_codes
 
 import fwconvert
 from fwconvert.cli import progress
+from fwconvert.cli.live import Picture
 from fwconvert.cli.progress import PlainProgress, TerminalProgress
 from fwconvert.run.engines import Progress
-from fwconvert.run.events import SilentObserver
-
-if sys.platform != "win32":
-    import fcntl
-    import pty
-    import termios
+from fwconvert.run.events import Download, SilentObserver
 
 if TYPE_CHECKING:
     from fwconvert.run.events import Observer
-
-
-HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
 
 
 @pytest.fixture
@@ -70,11 +63,6 @@ def play(observer: "Observer", clock: Clock, jobs: Sequence[Progress] = (), seco
         clock.now += 0.25
 
 
-def without_codes(text: str) -> str:
-    """Return what was drawn; each new picture begins on a new line."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
 def test_it_logs_at_the_start_after_five_seconds_and_every_twenty(clock: Clock) -> None:
     stream = io.StringIO()
     with PlainProgress(stream, clock) as plain:
@@ -88,7 +76,7 @@ def test_a_line_has_all_numbers(clock: Clock) -> None:
     plain = PlainProgress(stream, clock)
     play(plain, clock, seconds=30)
     line = stream.getvalue().splitlines()[-1]
-    numbers = "convert 6.2% · 0/8 jobs · 167M tokens · 6.67M tokens/s · 20.0 MB/s · 0:06:15 left"
+    numbers = "convert 6.2% · 0:06:15 left · 0/8 jobs · 167M tokens · 6.67M tokens/s · 20.0 MB/s"
     assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(numbers)}", line)
 
 
@@ -111,7 +99,7 @@ def test_each_phase_leaves_its_outcome(clock: Clock) -> None:
         plain.update(joining(1.0))
     lines = [line[9:] for line in stream.getvalue().splitlines()]
     assert lines[1:] == [
-        "convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:04 · 667M tokens/s · 2000 MB/s",
+        "convert 100% · 8/8 jobs · 2.67B tokens · in 0:00:04 · 667M tokens/s · 2,000 MB/s",
         "join 100% · 8/8 jobs · 400M tokens joined · in 0:00:02 · 200M tokens/s",
     ]
 
@@ -134,7 +122,7 @@ def test_it_writes_ascii_where_there_is_no_more(clock: Clock) -> None:
     raw = io.BytesIO()
     with PlainProgress(io.TextIOWrapper(raw, "ascii", "strict", write_through=True), clock) as plain:
         play(plain, clock)
-    assert b"convert 0.0% | 0/8 jobs | 0 tokens | - tokens/s | - MB/s | - left" in raw.getvalue()
+    assert b"convert 0.0% | - left | 0/8 jobs | 0 tokens | - tokens/s | - MB/s" in raw.getvalue()
 
 
 def test_nothing_is_said_of_a_run_that_had_nothing_to_do() -> None:
@@ -158,24 +146,53 @@ def shown(clock: Clock, width: int, jobs: Sequence[Progress], height: int = 24) 
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height, force_terminal=True)
     terminal = TerminalProgress(console, clock)
-    play(terminal, clock, jobs, seconds=39)
+    play(terminal, clock, seconds=39)
     clock.now += 0.75
     stream.seek(0)
     stream.truncate()
     terminal.update(at(40 * 20e6 / 8e9, running=jobs))
     picture = without_codes(stream.getvalue()).strip("\n").splitlines()
     terminal.__exit__()
-    return picture
+    return [line.rstrip() for line in picture]
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_all_numbers_are_there_and_no_line_is_too_wide(clock: Clock, width: int) -> None:
     lines = shown(clock, width, [job(), job(LONG.format(1), 0.999, 12_300_000)])
     assert max(map(cell_len, lines)) <= width
-    assert re.fullmatch(r"convert ━+─+  10\.0% · 0:06:00 left", lines[0])
-    assert lines[1] == "0/8 jobs · 267M tokens · 6.67M tokens/s · 20.0 MB/s"
-    assert re.fullmatch(r"  000_00000\.parquet +━+─+  50% 3\.21M( tokens)?", lines[2])
-    assert re.fullmatch(r"  data/CC.*00001-of-00064\.parquet +━+─  99% 12\.3M( tokens)?", lines[3])
+    assert re.fullmatch(r"convert [━╸╺]+  10\.0% · 0:0\d:\d\d left, ends [\w :]*\d\d:\d\d", lines[0])
+    numbers = "0/8 jobs · 267M tokens · 6.67M tokens/s · 0:00:40 passed · 20.0 MB/s"
+    assert numbers.startswith(lines[1])
+    assert lines[1] == numbers or width == 60
+    assert re.fullmatch(r"  000_00000\.parquet +[━╸╺]+ 50% 3\.21M tokens", lines[2])
+    assert re.fullmatch(r"  data/CC.*-of-00064\.parquet [━╸╺]+ 99% 12\.3M tokens", lines[3])
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_run_that_fetches_shows_what_limits_it_first_and_its_downloads(clock: Clock, width: int) -> None:
+    now = {"bottleneck": "network", "connections": 24, "to_fetch": 6_000_000_000, "jobs_found": 2}
+    coming = {"size": 2_000_000_000, "node": "node-7"}
+    waiting = Download("009_00000.parquet", 0, 2_000_000_000)
+    stream, seconds = io.StringIO(), 10
+    terminal = TerminalProgress(Console(file=stream, width=width, height=24, force_terminal=True), clock)
+    for tick in range(seconds * 4 + 1):
+        fetched = round(tick / 4 * 30e6)
+        downloads = [Download("008_00000.parquet", fetched, **coming), waiting]  # type: ignore[arg-type]
+        if tick == seconds * 4:
+            stream.seek(0)
+            stream.truncate()
+        terminal.update(at(0.25, fetched=fetched, downloads=downloads, running=[job()], **now))
+        clock.now += 0.25
+    lines = [line.rstrip() for line in without_codes(stream.getvalue()).strip("\n").splitlines()]
+    terminal.__exit__()
+    assert max(map(cell_len, lines)) <= width
+    fetching = "limit: network · fetching 30.0 MB/s over 24 connections · 6,000 MB to come"
+    assert fetching.startswith(lines[2])
+    assert lines[2] == fetching or width == 60
+    assert lines[3] == "resuming: 2 of 8 were done before"
+    assert re.fullmatch(r"  00.*\.parquet +[━╺]+ +50% 3\.21M tokens", lines[4])
+    assert re.fullmatch(r"  0.*t +[━╸╺]+ +15% 300 MB at 30\.0 MB/s on node-7", lines[5])
+    assert len(lines) == 6
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 61, 79, 80, 81, 100, 132, 200])
@@ -196,7 +213,7 @@ def test_of_64_jobs_as_many_are_shown_as_the_window_has_room_for(clock: Clock, h
     lines = shown(clock, 80, jobs, height)
     count = sum("parquet" in line for line in lines)
     assert len(lines) <= height
-    assert count == min(64, max(1, height - 6))
+    assert count == min(64, max(1, height - 5))
     if count < 64:
         assert lines[-1] == f"  … and {64 - count} more"
 
@@ -254,7 +271,7 @@ def test_the_display_leaves_stdout_alone(clock: Clock) -> None:
 
 def test_it_draws_at_most_four_times_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[float] = []
-    monkeypatch.setattr(TerminalProgress, "_draw", lambda *_: drawn.append(clock.now))
+    monkeypatch.setattr(Picture, "show", lambda *_: drawn.append(clock.now))
     terminal = TerminalProgress(Console(file=io.StringIO()), clock)
     for tick in range(1000):
         terminal.update(at(tick / 1000))
@@ -277,7 +294,7 @@ def test_an_old_terminal_gets_plainer_glyphs(clock: Clock, encoding: str) -> Non
         play(terminal, clock, [job("教育.parquet")])
     out = without_codes(raw.getvalue().decode(encoding))
     assert "???? ~\n" in out
-    assert re.search(r"convert #+-+ .* left", out)
+    assert re.search(r"convert -+ .* left", out)
     assert "\\u" not in out
 
 
@@ -373,15 +390,6 @@ def a_run_that_outlives_its_terminal(proof: str) -> None:
     Path(proof).write_text("done", encoding="utf-8")
 
 
-needs_pty = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pty module")
-
-
-def open_terminal(width: int) -> tuple[int, int]:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    return ours, theirs
-
-
 def start(theirs: int, code: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-c", f"import test_progress; test_progress.{code}"]
     child = subprocess.Popen(
@@ -389,15 +397,6 @@ def start(theirs: int, code: str) -> "subprocess.Popen[bytes]":
     )
     os.close(theirs)
     return child
-
-
-def read_all(ours: int) -> str:
-    pieces = []
-    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
-        while piece := os.read(ours, 65536):
-            pieces.append(piece)
-    os.close(ours)
-    return b"".join(pieces).decode()
 
 
 @needs_pty
@@ -432,7 +431,7 @@ def test_a_run_that_fetches_shows_its_download_and_what_it_waits_for(clock: Cloc
             plain.update(at(tick / 4 * 20e6 / 8e9, fetched=int(tick / 4 * 30e6), bottleneck="workers"))
             clock.now += 0.25
 
-    assert "20.0 MB/s · fetching 30.0 MB/s · limit: workers" in stream.getvalue()
+    assert re.search(r"left · limit: workers · .* · 20\.0 MB/s · fetching 30\.0 MB/s\n", stream.getvalue())
 
 
 @pytest.mark.parametrize("flag", [{"limit_tokens": 50_000}, {"limit_documents": 50}], ids=str)

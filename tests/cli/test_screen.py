@@ -1,11 +1,27 @@
-"""What is said of a run: jobs, tokens, speeds and the time left."""
+"""What is said of a run: jobs, tokens, speeds, what limits it and the time left."""
 
-import re
+import time
+from collections.abc import Iterator
 
-from snapshots import at, join_job, joining
+import pytest
+from snapshots import at, joining
 
 from fwconvert.cli import screen
-from fwconvert.cli.screen import Speed
+from fwconvert.run.engines import Progress
+from fwconvert.run.outlook import Forecast
+
+UNKNOWN = Forecast(0.0, None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not hasattr(time, "tzset"):
+        pytest.skip("this system cannot change its time zone")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_empty_sources_count_by_number() -> None:
@@ -13,37 +29,51 @@ def test_empty_sources_count_by_number() -> None:
     assert screen.fraction(at(0, units=0, units_done=0, jobs=0, jobs_done=0)) == 0
 
 
-def test_the_time_left_is_unknown_without_speed_and_zero_without_work() -> None:
-    assert screen.seconds_left(at(0.5), None) is None
-    assert screen.seconds_left(at(0.5), Speed(0, 0)) is None
-    assert screen.seconds_left(at(1.0), None) == 0
-    assert screen.seconds_left(at(0.5), Speed(4e6, 1)) == 1000
-
-
 def test_the_join_counts_tokens() -> None:
-    lines = screen.screen(joining(0.5, [join_job()]), Speed(5e7, 5e7), 80, 24)
-    head, numbers, line = ("".join(text for text, _ in spans) for spans in lines)
-    assert re.fullmatch(r"join ━+─+  50\.0% · 0:00:04 left *", head)
-    assert numbers == "8/8 jobs · 200M tokens joined · 50.0M tokens/s"
-    assert re.fullmatch(r"  edu_train_000001\.bin ━+─+  25% 25\.0M tokens", line)
+    known = Forecast(0.99, 4.0, 5e7, 5e7)
+    assert screen.counts(joining(0.5), known) == [
+        "8/8 jobs", "200M tokens joined", "50.0M tokens/s",
+    ]  # fmt: skip
+
+
+def test_a_run_on_several_machines_says_how_many() -> None:
+    jobs = [
+        Progress("a", "000.parquet", 0.5, 1_000_000, 10, "node-a"),
+        Progress("b", "001.parquet", 0.25, 1_000_000, 10, "node-bb"),
+    ]
+    assert screen.counts(at(0.5, running=jobs), UNKNOWN)[0] == "4/8 jobs on 2 nodes"
+    assert screen.counts(at(0.5, running=jobs[:1]), UNKNOWN)[0] == "4/8 jobs"
 
 
 def test_a_run_from_local_files_says_nothing_of_fetching() -> None:
-    assert not any("fetch" in part or "limit" in part for part in screen.counts(at(0.5), None))
+    assert screen.limits(at(0.5), UNKNOWN) == []
+    assert screen.limits(joining(0.5, fetched=1), UNKNOWN) == []
 
 
-def test_a_run_that_fetches_says_how_fast_over_how_many_connections_and_what_limits_it() -> None:
-    now = at(0.5, fetched=2_000_000_000, bottleneck="network", connections=24)
-    assert screen.counts(now, Speed(1e6, 1, 68.2e6))[-2:] == ["fetching 68.2 MB/s over 24", "limit: network"]
+def test_a_run_that_fetches_says_what_limits_it_before_all_else() -> None:
+    now = at(0.5, fetched=2_000_000_000, bottleneck="network", connections=24, to_fetch=1_500_000_000)
+    known = Forecast(0.5, 75.0, 1.0, 1e6, 68.2e6)
+    assert screen.limits(now, known) == [
+        "limit: network", "fetching 68.2 MB/s over 24 connections", "1,500 MB to come",
+    ]  # fmt: skip
     ended = at(1.0, fetched=8_000_000_000, bottleneck="network")
-    assert screen.counts(ended, Speed(1e6, 1, 68.2e6))[-2:] == ["fetching 68.2 MB/s", "limit: network"]
+    assert screen.limits(ended, known)[:2] == ["limit: network", "fetching 68.2 MB/s"]
+    assert screen.status(now, known)[:3] == ["convert 50.0%", "0:01:15 left", "limit: network"]
 
 
-def test_the_time_left_is_that_of_the_slower_of_network_and_workers() -> None:
-    # Of 8 GB half was done before; this session has fetched 2 GB and converted 1 GB.
-    now = at(0.5 + 0.125, session_units=1e9, fetched=2_000_000_000, bottleneck="network")
+def test_a_resumed_run_says_what_was_done_before() -> None:
+    assert screen.resuming(at(0.9, jobs=96, jobs_found=87)) == "resuming: 87 of 96 were done before"
+    assert screen.resuming(joining(0.9, jobs=96, jobs_found=87)) == "resuming: 87 of 96 were done before"
+    assert not screen.resuming(at(0.9, jobs=96))
+    assert not screen.resuming(at(0.9, jobs=96, jobs_found=87, phase="check"))
 
-    assert screen.seconds_left(now, Speed(0, 0, 1e6)) == 2000
-    assert screen.seconds_left(now, Speed(1e6, 1, 1e6)) == 3000
-    assert screen.seconds_left(now, Speed(4e6, 1, 1e6)) == 2000
-    assert screen.seconds_left(now, Speed(0, 0, 0)) is None
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""), (float("inf"), ""), (0, "00:00"), (90, "00:01"), (9 * 3600, "09:00"),
+        (30 * 3600, "Fri 06:00"), (30 * 86400, "1970-01-31"), (1e300, ""),
+    ],
+)  # fmt: skip
+def test_the_end_is_a_time_of_day_or_a_day(seconds: float | None, text: str) -> None:
+    assert screen.finish(seconds, 0.0) == text

@@ -35,6 +35,8 @@ from hub_runs import (
 from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end
 
+from fwconvert.cli.plan_text import size
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
 
 CANARY = "hf_CanaryThatMustNeverBeSungAnywhere"
@@ -137,8 +139,11 @@ def logged(said: str) -> list[str]:
     return [line for line in said.splitlines() if " jobs " in line and "convert " in line]
 
 
-def test_a_slow_network_is_what_limited_the_run_in_the_end(mini: Miniature, tmp_path: Path) -> None:
-    flags = ("--prefetch", "2", "--max-connections", "2")
+@pytest.mark.parametrize("flags", [("--prefetch", "2"), ("--workers", "2"), ("--workers", "4")], ids=" ".join)
+def test_a_slow_network_is_what_limited_the_run_in_the_end(
+    flags: tuple[str, ...], mini: Miniature, tmp_path: Path
+) -> None:
+    flags = (*flags, "--max-connections", "2")
     with HubServer(mini.repository, rate=300_000) as hub:
         ended = run(conversion(mini.pinned, tmp_path, *flags), hub.endpoint)
     assert_tidy_end(ended, 0)
@@ -462,21 +467,23 @@ def test_a_plan_needs_no_network_and_says_what_is_fetched_and_how_much_is_there_
     ended = run(["plan", *conversion(mini.pinned, tmp_path / "out", *flags)], nowhere)
     assert_tidy_end(ended, 0)
     sizes = sorted((file.bytes for file in mini.manifest.files), reverse=True)
-    assert f"{sum(sizes):,} bytes, at most {sum(sizes[:3]):,} of them on disk at a time" in ended.stdout
+    assert f"{sum(sizes):,} (" in ended.stdout
+    assert f"{size(sum(sizes))}, at most {size(sum(sizes[:3]))} of them on disk at a time" in ended.stdout
     keep = ("--keep-source", str(tmp_path / "kept"))
     kept = run(["plan", *conversion(mini.pinned, tmp_path / "out", *keep)], nowhere)
-    assert f"{sum(sizes):,} bytes, all of them kept on disk" in kept.stdout
+    assert f"{size(sum(sizes))}, all of them kept on disk" in kept.stdout
     assert [*tmp_path.iterdir()] == []
 
 
 def test_the_plan_of_a_shipped_version_has_its_published_numbers(nowhere: str) -> None:
-    ended = run(["plan", "--version", "100B"], nowhere)
+    ended = run(["plan", "--version", "100B", "--no-disk-check"], nowhere)
     assert_tidy_end(ended, 0)
     rows = dict(line.strip().split("  ", 1) for line in ended.stdout.splitlines() if "  " in line.strip())
     assert rows["files"].strip() == "140"
-    assert rows["bytes"].strip() == "286,394,522,604"
-    assert rows["token shards"].strip().startswith("about 1,002 ")
-    assert "286,394,522,604 bytes, at most " in rows["to fetch"]
+    assert rows["bytes"].strip() == "286,394,522,604 (286 GB)"
+    assert rows["token shards"].strip().startswith("about 1,000 of 100,000,000 tokens")
+    assert rows["to fetch"].strip().startswith("286 GB, at most ")
+    assert "averages of FineWeb-Edu" in rows["estimated from"]
 
 
 MISSPELT = [

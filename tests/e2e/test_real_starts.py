@@ -4,11 +4,13 @@ Most tests fork their programs (see tests/support/forked.py), where neither the
 start nor the end of the interpreter takes part.
 """
 
+import signal
 from pathlib import Path
 
 import bounded
 import corpus
 import pytest
+from serving import served
 
 RECIPE = ("--shard-tokens", 1000, "--workers", 2)
 
@@ -43,6 +45,13 @@ def test_every_command_of_a_run_does_its_work(tmp_path: Path) -> None:
     assert ".parquet" in ended_well("trace", out, f"{shard}:5")
     ended_well("export", out, "--format", "npy", "--workers", 1, "-o", new)
     assert "no problems" in ended_well("verify", new)
+    assert "the page is written" in ended_well("report", out, "-o", tmp_path / "page.html")
+    assert "equal" in ended_well("compare", out, out)
+    with served(out) as (port, process):
+        assert port > 0
+        process.send_signal(signal.SIGTERM)
+        said, complained = process.communicate(timeout=60)
+        assert (process.returncode, said, complained) == (0, "", "")
 
 
 def test_what_is_wrong_is_told_by_a_new_interpreter_too(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_damaged_file_is_made_again_and_verify_says_how(
 
     told = runner.command_line("verify", str(out))
     runner.assert_tidy_end(told, 1)
-    assert "--rehash" in told.stdout
+    assert "fwconvert repair " in told.stdout
     said = convert(one, out, *SIZE, *words)
     assert Path(name).name in said
     assert_whole(out, whole)

@@ -22,13 +22,23 @@ ROWS = [
     "a source that ends its workers",
     "two sessions at once",
     "deaths at random, 4 sessions",
+    "ranks: killed, failing, twice, in other worlds",
     "strace kills the spawned program",
     "a read of a source fails (strace)",
     "SIGKILL by the clock, spawned workers",
     "SIGKILL by the clock, 1,000 sources",
     "memory runs out (cgroup)",
+    "a bucket: SIGKILL at a request",
+    "a bucket: a request goes wrong",
+    "a bucket: it is gone from a request on",
+    "a bucket: and again while resuming",
 ]
-CONTROLS = ["control: no fsync, power cut on ext4", "control: no fsync, power cut on xfs"]
+CONTROLS = [
+    "control: receipts before their files, in a bucket",
+    "control: a rank's receipt before its shards, believed unseen",
+    "control: no fsync, power cut on ext4",
+    "control: no fsync, power cut on xfs",
+]
 
 
 @pytest.fixture(scope="module")

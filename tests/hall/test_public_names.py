@@ -14,10 +14,11 @@ import runner
 import fwconvert
 
 NAMES = [
-    "Engine", "Estimate", "FwconvertError", "HubError", "Loader", "ManifestError", "Observer", "Options",
-    "OutputError", "Recipe", "Report", "Result", "RunReader", "ShardError", "Snapshot", "SourceError",
-    "SourceManifest", "Status", "StopSwitch", "Trace", "UsageError", "convert", "export", "open_run", "pin",
-    "plan", "recipe", "status", "trace", "verify",
+    "Copied", "Engine", "Estimate", "FwconvertError", "HubError", "Loader", "ManifestError", "Observer",
+    "Options", "OutputError", "Rank", "Recipe", "Report", "Result", "RunReader", "ShardError", "Snapshot",
+    "SourceError", "SourceManifest", "Status", "StopSwitch", "Trace", "UsageError", "convert",
+    "convert_rank", "copy", "export", "merge", "open_run", "pin", "plan", "recipe", "save_plan", "status",
+    "trace", "verify",
 ]  # fmt: skip
 
 

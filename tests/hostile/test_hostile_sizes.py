@@ -177,7 +177,7 @@ def test_jobs_that_promise_more_shards_than_lines_take_no_room_for_them(run: Run
 
 def test_more_sessions_than_a_run_can_have_had_are_told(run: Run) -> None:
     folder = run.out / PRIVATE / "sessions"
-    for number in range(10_001):
+    for number in range(100_001):  # An array of Slurm that was requeued a lot has thousands.
         (folder / f"{number}.json").touch()
 
     ended = bounded.run(*run.words)

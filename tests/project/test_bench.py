@@ -21,7 +21,14 @@ from bench.measure import BenchError, Measure, child, run
 from bench.peers import plain
 from bench.rows import Row, Setup, Way, measure, prepare, ways
 from bench.stages import Clock
-from bench.table import growth_table, loader_table, markdown, network_table, rows_table, stages_table
+from bench.table import (
+    growth_table,
+    loader_table,
+    markdown,
+    network_table,
+    rows_table,
+    stages_table,
+)
 
 from fwconvert.tokens import tiktoken_kind
 

@@ -57,19 +57,19 @@ def call(
     )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, "scripts/slurm.sbatch"])
 def test_a_script_can_be_executed(name: str) -> None:
     assert os.access(SOURCE / name, os.X_OK)
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "scripts/environment"])
+@pytest.mark.parametrize("name", [*SCRIPTS, "scripts/environment", "scripts/slurm.sbatch"])
 def test_bash_can_read_a_script(name: str) -> None:
     subprocess.run(["bash", "-n", SOURCE / name], check=True)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say() -> None:
-    scripts = [*SCRIPTS, "scripts/environment"]
+    scripts = [*SCRIPTS, "scripts/environment", "scripts/slurm.sbatch"]
     done = subprocess.run(
         ["shellcheck", "-x", *scripts], cwd=SOURCE, capture_output=True, text=True, check=False
     )
@@ -129,11 +129,12 @@ def test_a_script_works_through_links(clone: Path, tmp_path: Path) -> None:
 def test_the_tests_name_each_step_and_hand_their_arguments_to_pytest(clone: Path, tmp_path: Path) -> None:
     finish_environment(clone, "test")
     done = call(clone / "scripts/test", "tests/test_pack.py", "-k", "a name", where=tmp_path, PYTHON="")
+    cores = os.cpu_count() or 1
     assert [line for line in done.stdout.splitlines() if line.startswith("==")] == [
         "== ruff check",
         "== ruff format --check",
         "== mypy",
-        "== pytest -n auto --dist loadgroup tests/test_pack.py -k a name",
+        f"== pytest -n {cores + 1} --dist loadgroup tests/test_pack.py -k a name",
     ]
     assert done.stdout.splitlines()[-3:] == ["tests/test_pack.py", "-k", "a name"]
 
@@ -152,6 +153,7 @@ ELSEWHERE = "/usr/sbin:/sbin"
 WANTED = [
     package
     for program, package in {
+        "chromedriver": "chromium-driver", "chromium": "chromium",
         "mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "setpriv": "util-linux", "shellcheck": "shellcheck",
         "strace": "strace", "zstd": "zstd",
     }.items()
@@ -196,7 +198,17 @@ def test_programs_that_cannot_be_had_are_told_and_the_tests_run(why: str, clone:
 
 
 def test_a_system_that_has_all_programs_is_left_alone(clone: Path, bare: Path, tmp_path: Path) -> None:
-    for name in ("mkfs.ext4", "mkfs.xfs", "setpriv", "shellcheck", "strace", "zstd"):
+    programs = (
+        "chromedriver",
+        "chromium",
+        "mkfs.ext4",
+        "mkfs.xfs",
+        "setpriv",
+        "shellcheck",
+        "strace",
+        "zstd",
+    )
+    for name in programs:
         fake_python(bare / name)
     done = call(clone / "scripts/test", "--everything", PATH=str(bare), PYTHON="")
     assert (done.returncode, done.stderr) == (0, "")
@@ -253,7 +265,10 @@ def test_a_set_up_that_fails_shows_why_and_leaves_no_stamp(clone: Path) -> None:
 @pytest.mark.parametrize("purpose", ["run", "test", "fuzz", "everything"])
 def test_what_is_installed_has_hashes_but_for_the_clone_and_pytorch(purpose: str, clone: Path) -> None:
     set_up = runpy.run_path(str(clone / "scripts/set_up.py"))
-    listed, itself, *more = [words[4:] for words in set_up["commands"](purpose, mendable=True)]
+    listed, itself, *more = [
+        [word for word in words[4:] if word != "--no-compile"]
+        for words in set_up["commands"](purpose, mendable=True)
+    ]
     file = str(clone / f"scripts/requirements/{purpose}.txt")
     assert listed == ["install", "--no-deps", "--require-hashes", "--requirement", file]
     assert itself == ["install", "--no-deps", "--no-build-isolation", "--editable", str(clone)]

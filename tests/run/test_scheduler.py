@@ -58,6 +58,7 @@ class ThreadEngine:
     crowds: list[int] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
     killed: threading.Event = field(default_factory=threading.Event)
+    nodes: None = None
     _flying: "dict[Future[Outcome], Order]" = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -177,6 +178,9 @@ class Witness:
 
     def failed(self, order: Order, failure: Failure, *, final: bool) -> None:
         self.failures.append((order.title, failure.kind, final))
+
+    def notice(self, text: str) -> None:
+        """Only an engine with nodes has something to say."""
 
     def tick(self, running: list[Progress]) -> None:
         assert all(isinstance(progress, Progress) for progress in running)
@@ -604,7 +608,7 @@ def test_the_death_of_an_idle_worker_is_not_the_end_of_the_run(
 def test_what_is_not_ready_is_waited_for_while_others_work(witness: Witness) -> None:
     def slowly() -> Iterator[JoinOrder | None]:
         for name in ("first", "second"):
-            yield from [None] * 5
+            yield from [None] * 25
             yield order_of(name)
 
     with ThreadEngine(2) as engine:

@@ -13,7 +13,18 @@ from fwconvert.store import atomic
 from fwconvert.store.atomic import BLOCK_BYTES, File
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 4096 + 7]
+SIZES = [
+    0,
+    1,
+    4095,
+    4096,
+    2**18,
+    2**18 + 7,
+    BLOCK_BYTES - 1,
+    BLOCK_BYTES,
+    BLOCK_BYTES + 1,
+    3 * BLOCK_BYTES + 4096 + 7,
+]
 
 
 def content_of(size: int) -> bytes:

@@ -19,9 +19,9 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": _PACKAGE_ROOT, **changes}
 
 
-def run(code: str, *arguments: object, **changes: str) -> str:
-    """Return what the code prints; `changes` are environment variables. It must end with exit code 0."""
-    finished = subprocess.run(
+def ended(code: str, *arguments: object, **changes: str) -> "subprocess.CompletedProcess[str]":
+    """Run the code to its end, however it ends."""
+    return subprocess.run(
         command(code, *arguments),
         capture_output=True,
         text=True,
@@ -29,12 +29,21 @@ def run(code: str, *arguments: object, **changes: str) -> str:
         check=False,
         env=environment(**changes),
     )
+
+
+def run(code: str, *arguments: object, **changes: str) -> str:
+    """Return what the code prints; `changes` are environment variables. It must end with exit code 0."""
+    finished = ended(code, *arguments, **changes)
     assert finished.returncode == 0, f"exit code {finished.returncode}\n{finished.stdout}{finished.stderr}"
     return finished.stdout
 
 
-def start(code: str, *arguments: object) -> "subprocess.Popen[str]":
+def start(code: str, *arguments: object, **changes: str) -> "subprocess.Popen[str]":
     """Start the code; the caller reads what it prints, and ends it."""
     return subprocess.Popen(
-        command(code, *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        command(code, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(**changes),
     )

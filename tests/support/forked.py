@@ -310,7 +310,7 @@ def _become(files: list[int]) -> Callable[[], object]:
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     _open_streams()
     sys.path[:] = ["", *(place for place in sys.path if place != str(Path(__file__).parent))]
-    sys.argv = [words[0], *words[2:]]
+    sys.argv, sys.orig_argv = [words[0], *words[2:]], [sys.executable, *words]
     if words[0] == "-m":
         return functools.partial(runpy.run_module, words[1], run_name="__main__", alter_sys=True)
     return functools.partial(_run_code, words[1])

@@ -74,6 +74,10 @@ class HubServer:
             "cdn", self._cdn_answer, faults=self._faults, log=self._exchanges, rate=rate, link=link
         )
 
+    def hurry(self) -> None:
+        """Send what is asked for from now on as fast as possible."""
+        self._cdn.rate = None
+
     def __enter__(self) -> Self:
         return self
 

@@ -116,12 +116,12 @@ def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
 
 
-def wait_until(true: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Wait until `true()`, or until the conversion has ended."""
+def wait_until(true: Callable[[], object], process: "subprocess.Popen[str]", pause: float = 0.002) -> None:
+    """Wait until `true()`, or until the conversion has ended; `pause` is longer where looking costs much."""
     deadline = time.monotonic() + PATIENCE
     while not true() and process.poll() is None:
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
+        time.sleep(pause)
 
 
 def members(session: int) -> list[psutil.Process]:

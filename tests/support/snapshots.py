@@ -34,6 +34,7 @@ def at(done: float, **changes: Any) -> Snapshot:
     return replace(whole, **changes)
 
 
-def joining(done: float, running: Sequence[Progress] = ()) -> Snapshot:
+def joining(done: float, running: Sequence[Progress] = (), **changes: Any) -> Snapshot:
     units = 400_000_000
-    return Snapshot("join", units, done * units, done * units, 2_666_666_666, 8, 8, 2_666_666_666, running)
+    now = Snapshot("join", units, done * units, done * units, 2_666_666_666, 8, 8, 2_666_666_666, running)
+    return replace(now, **changes)

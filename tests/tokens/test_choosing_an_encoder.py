@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fwconvert.errors import UsageError
+from fwconvert.processes import call_apart
 from fwconvert.tokens import registry
 from fwconvert.tokens.disagreements import GIGATOKEN
 from fwconvert.tokens.tiktoken_kind import Vocabulary, choose, find
@@ -44,7 +45,7 @@ def test_the_reference_is_used_when_asked_for() -> None:
 
 def test_bytes_need_no_encoder_and_nobody_is_told() -> None:
     spec = registry.find("bytes")
-    assert registry.kind_of(spec).choose_encoder(spec, "auto") == ("reference", "")
+    assert registry.kind_of(spec).choose_encoder(spec, "auto", call_apart) == ("reference", "")
 
 
 def test_an_unknown_vocabulary_falls_back_and_says_so() -> None:

@@ -11,6 +11,7 @@ import pytest
 import fwconvert
 from fwconvert.errors import UsageError
 from fwconvert.options import Encoder, EncoderChoice
+from fwconvert.processes import CallApart
 from fwconvert.recipes import Rules, check_rules
 from fwconvert.tokens import registry
 from fwconvert.tokens.spec import Loading, TokenizerSpec
@@ -67,8 +68,10 @@ class ShiftedKind:
         spec = TokenizerSpec(kind="shifted", name="shifted", sha256="5" * 64, size=70_000, eot=69_999)
         return spec if name == "shifted" else None
 
-    def choose_encoder(self, spec: TokenizerSpec, wanted: EncoderChoice) -> tuple[Encoder, str]:
-        del spec, wanted
+    def choose_encoder(
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+    ) -> tuple[Encoder, str]:
+        del spec, wanted, apart
         return "reference", ""
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:

@@ -148,6 +148,8 @@ def replace_source(player: "Player", step: Replaced) -> None:
 
 def remove_source(player: "Player", step: Removed) -> None:
     """Without one of its sources it is another recipe; a pin lists it still, and its receipt is enough."""
+    if _made_nothing(player):
+        return
     old = player.sources[step.index]
     player.place.path(old).unlink()
     _changes_nothing(player, player.words(), {0, 2} if player.world.is_pinned else {2})
@@ -156,6 +158,8 @@ def remove_source(player: "Player", step: Removed) -> None:
 
 def add_source(player: "Player", step: Added) -> None:
     """With a source more it is another recipe, unless the sources are listed elsewhere."""
+    if _made_nothing(player):
+        return
     player.place.write(step.source)
     listed = player.world.is_pinned or player.world.kind == "file"
     _changes_nothing(player, player.words(), {0} if listed else {2})
@@ -168,7 +172,14 @@ def touch_source(player: "Player", step: Touched) -> None:
 
 
 def ask_another(player: "Player", step: OtherRecipe) -> None:
+    if _made_nothing(player):  # Such a folder is free for any recipe.
+        return
     _changes_nothing(player, player.words(step.words), {2})
+
+
+def _made_nothing(player: "Player") -> bool:
+    """Return whether the run has no token at all, and so does not own its folder."""
+    return not any(job.stream.tokens for job in player.run().jobs)
 
 
 def _changes_nothing(player: "Player", words: list[str], codes: set[int]) -> None:

@@ -10,7 +10,9 @@ them, which is the bootstrap crash that every unguarded conversion script meets.
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -19,15 +21,18 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from fwconvert import files, machine, processes
-from fwconvert.errors import FwconvertError, Stopped, message
-from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter
+from fwconvert.errors import EndedApart, FwconvertError, Stopped, message
+from fwconvert.job.orders import Failure, NoReporter, Order, Outcome, Reporter, RunContext
 from fwconvert.processes import NO_START, ProcessLimits, cannot_start, ended_by
-from fwconvert.run.engines import Progress, carry_out
+from fwconvert.run.engines import Progress, carry_out, load, stalled, too_large
 from fwconvert.store import layout
 from fwconvert.store.local import open_store
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 # The end of a worker's log, in which the reason for its death is looked for.
 _LOG_BYTES = 2**16
@@ -94,7 +99,8 @@ class Board:
 @dataclass
 class _Slot:
     board: Board
-    log: Path
+    # Where its worker prints; None until there is a run to print for.
+    log: Path | None = None
     executor: ProcessPoolExecutor | None = None
     process: BaseProcess | None = None
     order: Order | None = None
@@ -112,14 +118,20 @@ class _Slot:
 
 @dataclass
 class LocalEngine:
-    """Spawned processes on this machine; started when first needed, all gone after the `with` block."""
+    """Spawned processes on this machine; started when first needed, all gone after the `with` block.
+
+    Starting one takes half a second, nearly all for imports. So a run that is
+    going to need workers may start them while it does something else.
+    """
 
     slots: int
     limits: ProcessLimits = field(default_factory=ProcessLimits)
     # How processes are started. Where everything is loaded already and no thread is running,
     # multiprocessing.get_context("fork") saves each of them a second.
     context: BaseContext = processes.SPAWN
+    nodes: None = field(default=None, init=False)
     _slots: list[_Slot] = field(default_factory=list)
+    _giving: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __enter__(self) -> Self:
         return self
@@ -136,44 +148,87 @@ class LocalEngine:
                 _shut_down(slot)
         for slot in self._slots:
             with suppress(OSError):
-                if slot.log.stat().st_size == 0:
+                if slot.log is not None and slot.log.stat().st_size == 0:
                     slot.log.unlink()
         self._slots.clear()
 
     def submit(self, order: Order) -> "Future[Outcome]":
         """Start an order on a free slot, with a new worker if no free slot has one."""
         free = [slot for slot in self._slots if slot.is_free]
-        slot = min(free, key=lambda slot: slot.executor is None) if free else self._add_slot(order)
+        slot = min(free, key=lambda slot: slot.executor is None) if free else self._add_slot()
         slot.board.clear()
         slot.order, slot.killed_for = order, None
         slot.beats, slot.beat_at = -1, time.monotonic()
         try:
-            slot.future = self._give_to_worker(slot, order)
+            self._have_log(slot, order.context)
+            slot.future = self._give_to_worker(slot, _carry_out, order)
         except NO_START as error:
             slot.future = Future()
             slot.future.set_result(Failure("unready", cannot_start(error)))
         return slot.future
 
-    def _add_slot(self, order: Order) -> _Slot:
-        logs = open_store(order.context.run).local(layout.LOGS)
-        log = logs / f"{order.context.session}-worker-{len(self._slots)}.log"
+    def warm_up(self, workers: int, context: RunContext | None = None) -> None:
+        """Have so many workers, at most one a slot, load what orders need: of a run, its tokenizer too.
+
+        Nothing is lost if that fails: the orders meet the same trouble, and say so.
+        """
         try:
-            slot = _Slot(Board(self.context), log)
+            while len(self._slots) < min(workers, self.slots):
+                self._add_slot()
+            for slot in self._slots[: max(0, workers)]:
+                if context is not None:
+                    self._have_log(slot, context)
+                if context is not None or slot.executor is None:
+                    self._give_to_worker(slot, load, context)
+        except (FwconvertError, *NO_START):
+            return
+
+    def call_apart(self, function: Callable[[A], R], argument: A, limits: ProcessLimits) -> R:
+        """Call a function in the first worker, before there are orders; see processes.call_apart.
+
+        A worker that survives it is one whose imports are done, and takes orders.
+        """
+        slot = self._slots[0] if self._slots else self._add_slot()
+        try:
+            future = self._give_to_worker(slot, function, argument)
+        except NO_START as error:
+            raise FwconvertError(cannot_start(error)) from error
+        assert slot.executor is not None  # noqa: S101  # for mypy: it was just given something
+        try:
+            return processes.guarded(future, slot.executor, slot.process, limits)
+        except EndedApart:
+            _shut_down(slot)
+            raise
+
+    def _add_slot(self) -> _Slot:
+        try:
+            slot = _Slot(Board(self.context))
         except NO_START as error:  # Shared memory is a file.
             raise FwconvertError(cannot_start(error)) from error
         self._slots.append(slot)
         return slot
 
-    def _give_to_worker(self, slot: _Slot, order: Order) -> "Future[Outcome]":
+    def _have_log(self, slot: _Slot, context: RunContext) -> None:
+        """Name the log of a worker, now that its run is known, and let one that has started print there."""
+        if slot.log is not None:
+            return
+        logs = open_store(context.run, context.session, context.scratch).local(layout.LOGS)
+        slot.log = logs / f"{context.session}-worker-{self._slots.index(slot)}.log"
         if slot.executor is not None:
-            try:
-                return slot.executor.submit(_carry_out, order)
-            except BrokenProcessPool:  # It died while it was idle.
-                _shut_down(slot)
-        executor = processes.executor_of_one(_start_worker, slot.board, str(slot.log), context=self.context)
-        future, slot.process = processes.start(executor, _carry_out, order)
-        slot.executor = executor
-        return future
+            self._give_to_worker(slot, processes.print_into, str(slot.log))
+
+    def _give_to_worker(self, slot: _Slot, function: Callable[[A], R], argument: A) -> "Future[R]":
+        with self._giving:  # A slot has one worker, whichever thread is first to need it.
+            if slot.executor is not None:
+                try:
+                    return slot.executor.submit(function, argument)
+                except BrokenProcessPool:  # It died while it was idle.
+                    _shut_down(slot)
+            log = os.devnull if slot.log is None else str(slot.log)
+            executor = processes.executor_of_one(_start_worker, slot.board, log, context=self.context)
+            future, slot.process = processes.start(executor, function, argument)
+            slot.executor = executor
+            return future
 
     def outcome(self, future: "Future[Outcome]") -> Outcome:
         """Return what became of a finished order; a worker that died is replaced by the next order."""
@@ -199,36 +254,14 @@ class LocalEngine:
         for slot in self._slots:
             if slot.is_free or slot.process is None or slot.killed_for is not None:
                 continue
-            slot.killed_for = self._too_large(slot.process.pid) or self._stalled(slot)
+            now, beats = time.monotonic(), slot.board.beats
+            if beats != slot.beats:
+                slot.beats, slot.beat_at = beats, now
+            slot.killed_for = too_large(machine.resident_bytes(slot.process.pid), self.limits) or stalled(
+                now - slot.beat_at, slot.board.fraction, self.limits
+            )
             if slot.killed_for is not None:
                 slot.process.kill()
-
-    def _too_large(self, pid: int | None) -> Failure | None:
-        most, now = self.limits.memory_bytes, machine.resident_bytes(pid)
-        if most is None or now is None or now <= most:
-            return None
-        text = message(
-            "the worker process needed too much memory and was killed",
-            "if the source is sound, allow more with --worker-memory, with fewer --workers",
-            had=f"{now:,} bytes",
-            allowed=f"{most:,} bytes",
-        )
-        return Failure("job", text)
-
-    def _stalled(self, slot: _Slot) -> Failure | None:
-        now, beats = time.monotonic(), slot.board.beats
-        if beats != slot.beats:
-            slot.beats, slot.beat_at = beats, now
-        most = self.limits.stall_seconds
-        if most is None or now - slot.beat_at <= most:
-            return None
-        text = message(
-            "the worker process made no progress and was killed",
-            "look at the disk and at the source; if both are sound, allow more with --stall-timeout",
-            waited=f"{now - slot.beat_at:,.0f} s",
-            done=f"{slot.board.fraction:.0%}",
-        )
-        return Failure("job", text)
 
     def stop(self) -> None:
         """Ask all workers to stop at the next safe place."""
@@ -251,7 +284,8 @@ def _shut_down(slot: _Slot) -> None:
 def _lost(slot: _Slot) -> Failure:
     code = slot.process.exitcode if slot.process is not None else None
     killed = code == -int(getattr(signal, "SIGKILL", 9))
-    hint = "the kernel kills the largest process when memory runs out" if killed else _last_error(slot.log)
+    log = Path(os.devnull) if slot.log is None else slot.log
+    hint = "the kernel kills the largest process when memory runs out" if killed else _last_error(log)
     wrong = "the worker process died" if slot.board.beats else "a worker process died before it could begin"
     return Failure("lost", message(wrong, ended_by=ended_by(code), hint=hint), killed=killed)
 

@@ -15,9 +15,20 @@ from pathlib import Path
 
 from bench.growth import grow
 from bench.measure import BenchError, child, fwconvert, log, run
-from bench.network import measure_network, networks
+from bench.network import measure_network, measure_ranks, networks
+from bench.ray_nodes import measure_ray
 from bench.rows import Setup, checked, cores, fresh, measure, prepare, ways
-from bench.table import facts, growth_table, loader_table, network_table, rows_table, stages_table
+from bench.table import (
+    facts,
+    fetching_table,
+    growth_table,
+    loader_table,
+    network_table,
+    ranks_table,
+    rows_table,
+    stages_table,
+)
+from bench.xet import measure_xet
 
 # Real sources are large, but each core needs several for an even distribution.
 FILES_PER_CORE = 4
@@ -88,10 +99,8 @@ def bench(args: argparse.Namespace, scale: Scale, work: Path) -> Report:
         rows = measure(setup, chosen, rounds, report.notes)
         report.add("End to end, process start-up included", rows_table(rows))
         report.notes += checked(rows)
-    if args.only and wanted("network"):  # It waits for most of its time, so only if asked for.
-        for network in networks():
-            log(f"  {network.title}")
-            report.add(f"Network: {network.title}", network_table(measure_network(setup, network, rounds)))
+    if args.only:  # They wait for most of their time: only if asked for.
+        _measure_networks(report, setup, wanted, rounds)
     if wanted("growth"):
         for growth in grow(setup, rounds, scale.sources):
             report.add(f"Growth with the {growth.title}, 1 worker", growth_table(growth))
@@ -100,6 +109,26 @@ def bench(args: argparse.Namespace, scale: Scale, work: Path) -> Report:
     if wanted("loader"):
         report.add("The loader, 1 process, files in the page cache", _loader(setup, rounds))
     return report
+
+
+def _measure_networks(report: Report, setup: Setup, wanted: Callable[[str], bool], rounds: int) -> None:
+    """Measure fetching in all its ways: each network by itself, and some of them for what goes beyond."""
+    for network in networks():
+        title, is_late = network.title, network.key == "network-both-late"
+        if wanted(network.key):
+            log(f"  {title}")
+            report.add(f"Network: {title}", network_table(measure_network(setup, network, rounds)))
+        if not is_late and network.key != "network-both":
+            continue
+        if wanted("xet"):
+            log(f"  Xet: {title}")
+            report.add(f"Xet: {title}", fetching_table(measure_xet(setup, network, rounds)))
+        if wanted("ranks"):
+            log(f"  Two ranks: {title}")
+            report.add(f"Two ranks: {title}", ranks_table(measure_ranks(setup, network, rounds)))
+        if wanted("ray") and not is_late:
+            log(f"  Ray: {title}")
+            report.add(f"Ray: {title}", ranks_table(measure_ray(setup, network, rounds)))
 
 
 def _load() -> str:
@@ -165,7 +194,7 @@ def _parse_arguments() -> argparse.Namespace:
     add(
         "--only",
         metavar="ROW,...",
-        help="fwconvert, ceiling, floor, peers, llmc, map, hf, growth, stages, loader, network, ...",
+        help="fwconvert, ceiling, gigatoken, floor, peers, stages, loader, network, ranks, ray, xet, ...",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write the Markdown here too")
     add("--quick", action="store_true", help="little text, one round: a smoke test")

@@ -39,6 +39,7 @@ class Measure:
 def run(command: Sequence[str], cwd: Path) -> Measure:
     """Run a command in the folder `cwd` to its end; raise BenchError with its output if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(_LIB)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # Or every process compiles the package anew.
     os.sync()  # What an earlier run left to be written must not slow this one.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         started = time.perf_counter()

@@ -12,7 +12,11 @@ from typing import Any, Literal
 
 from bench.measure import BenchError, Measure, child, counts_of, fwconvert, link, log, run
 
-Group = Literal["fwconvert", "ceiling", "floor", "peers"]
+Group = Literal["fwconvert", "ceiling", "instead", "floor", "peers"]
+
+
+# The tokenizers that gigatoken knows.
+ENCODE_FILES = ("gpt2", "r50k_base", "cl100k_base", "o200k_base")
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def fresh(folder: Path) -> Iterator[None]:
 
 def ways(setup: Setup, *, peers: bool) -> list[Way]:
     """Return all rows that can be measured here."""
-    made = [*_ours(setup), *_ceilings(setup), *_floor(setup), *_peers(setup)]
+    made = [*_ours(setup), *_ceilings(setup), *_instead(setup), *_floor(setup), *_peers(setup)]
     if peers and util.find_spec("datatrove") and util.find_spec("tokenizers"):
         task = child(
             "bench.peers.datatrove", **_peer(setup), processes=setup.cores, json_file=setup.json_file
@@ -162,6 +166,15 @@ def _ceilings(setup: Setup) -> Iterator[Way]:
         command = child("bench.limits.ceiling", **task, processes=count)
         title = f"ceiling: decode and encode alone, {_many(count, 'process', 'es')}"
         yield Way("ceiling", f"ceiling-{count}", title, command, count)
+
+
+def _instead(setup: Setup) -> Iterator[Way]:
+    # Not imported here: what drives the rows imports nothing heavy.
+    if util.find_spec("gigatoken") and setup.tokenizer in ENCODE_FILES:
+        task = {"files": _names(setup), "threads": setup.cores, "tokenizer": setup.tokenizer}
+        title = "gigatoken's encode_files, on all cores: no output, hash or audit"
+        command = child("bench.limits.encode_files", **task)
+        yield Way("instead", "gigatoken", title, command, setup.cores)
 
 
 def _floor(setup: Setup) -> Iterator[Way]:
@@ -240,9 +253,9 @@ def _check(setup: Setup, way: Way, took: Measure, notes: list[str]) -> None:
         _require_equal(
             way, took.reported, {name: value for name, value in expected.items() if name in took.reported}
         )
-    elif way.group == "ceiling" and took.reported["tokens"] != expected["tokens"]:
+    elif way.group in ("ceiling", "instead") and took.reported["tokens"] != expected["tokens"]:
         # The fast encoder alone, without fwconvert's check for characters on which it is wrong.
-        note = f"the ceiling's bare encoder made {took.reported['tokens'] - expected['tokens']:+,} tokens"
+        note = f"gigatoken alone ({way.key}) made {took.reported['tokens'] - expected['tokens']:+,} tokens"
         notes += [note] if note not in notes else []
     if way.key == "llmc":
         _require_equal(

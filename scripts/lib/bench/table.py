@@ -72,6 +72,25 @@ def network_table(rows: Sequence[tuple[str, Measure]]) -> str:
     return markdown(("way", "seconds", "CPU s", "of the bound"), lines)
 
 
+def fetching_table(rows: Sequence[tuple[str, Measure]]) -> str:
+    """Return what each way to fetch took."""
+    lines = [
+        [title, f"{took.seconds:.2f}", f"{took.cpu_seconds:.2f}", f"{took.peak_bytes / 1e6:,.0f}"]
+        for title, took in rows
+    ]
+    return markdown(("way", "seconds", "CPU s", "peak MB"), lines)
+
+
+def ranks_table(rows: Sequence[tuple[str, Measure]]) -> str:
+    """Return how long each way took, relative to the first."""
+    first = rows[0][1].seconds
+    lines = [
+        [title, f"{took.seconds:.2f}", f"{took.cpu_seconds:.2f}", f"{took.seconds / first:.2f}"]
+        for title, took in rows
+    ]
+    return markdown(("way", "seconds", "CPU s", "of the first"), lines)
+
+
 def growth_table(growth: Growth) -> str:
     """Return a series with its exponents."""
     head = (growth.title, "seconds", "beyond the first", "CPU s", "beyond the first", "peak MB")

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torture import checks, disks, real
+from torture import checks, disks, objects, ranks, real
 from torture.faults import ERRORS, Point
+from torture.s3 import KILLS, LASTING, PASSING
 from torture.testbed import SCENARIOS
 
 _SHOWN_PROBLEMS = 3
@@ -102,6 +103,8 @@ def _rows(points: list[list[Point]], rng: random.Random, *, full: bool) -> Itera
     yield Row("two sessions at once", [Task(checks.two_sessions, (0, delay), 1) for delay in delays])
     hunts = [(number % len(SCENARIOS), number) for number in range(400 if full else 4)]
     yield Row("deaths at random, 4 sessions", [Task(checks.random_kills, pair) for pair in hunts])
+    shared = [Task(ranks.disturbed, (seed,)) for seed in range(250 if full else 4)]
+    yield Row("ranks: killed, failing, twice, in other worlds", shared)
     strace = [Task(real.kill, (number,), 1) for number in range(40 if full else 3)]
     yield Row("strace kills the spawned program", strace, real.skip_reason())
     reads = [Task(real.fail_read, (number,), 1) for number in range(60 if full else 3)]
@@ -113,9 +116,40 @@ def _rows(points: list[list[Point]], rng: random.Random, *, full: bool) -> Itera
     yield Row("SIGKILL by the clock, 1,000 sources", long)
     hungry = [Task(real.exhaust_memory, (number,), 1) for number in range(4 if full else 1)]
     yield Row("memory runs out (cgroup)", hungry, real.memory_skip_reason())
+    yield from _object_rows(rng, full=full)
+    yield Row(
+        "control: a rank's receipt before its shards, believed unseen",
+        [Task(ranks.control, (seed,), 1) for seed in range(4 if full else 1)],
+        must_fail=True,
+    )
     for kind in ("ext4", "xfs"):
         tasks = [Task(checks.control, (kind, 0), 1)] * (5 if full else 1)
         yield Row(f"control: no fsync, power cut on {kind}", tasks, disks.skip_reason(kind), must_fail=True)
+
+
+def _object_rows(rng: random.Random, *, full: bool) -> Iterator[Row]:
+    """Yield what happens at the requests to an object store."""
+    why_not = objects.skip_reason()
+    counts = {} if why_not else {world: objects.requests(world) for world in objects.WORLDS}
+    every = [
+        (world, kind, at)
+        for world, count in counts.items()
+        for kind in objects.ALL
+        for at in range(1, count + 1)
+    ]
+    few = every if full or not every else rng.sample(every, 40)
+    for title, kinds in (
+        ("a bucket: SIGKILL at a request", KILLS),
+        ("a bucket: a request goes wrong", PASSING),
+        ("a bucket: it is gone from a request on", LASTING),
+    ):
+        # One that lasts takes until the program gives up, so there are fewer of them.
+        chosen = [one for one in few if one[1] in kinds and (kinds != LASTING or one[2] % 8 == 0)]
+        yield Row(title, [Task(objects.fault, one) for one in chosen], why_not)
+    twice = [(one[0], one[1:], rng.choice(every)[1:]) for one in (few[::4] if full else few[:10])]
+    yield Row("a bucket: and again while resuming", [Task(objects.faults, three) for three in twice], why_not)
+    lost = [] if why_not else [Task(objects.control, (objects.WORLDS[0],), 1)]
+    yield Row("control: receipts before their files, in a bucket", lost, why_not, must_fail=True)
 
 
 def _second(points: list[Point], first: Point, rng: random.Random) -> Point:

@@ -97,7 +97,7 @@ def power_cut(kind: str, scenario: int, point: Point) -> list[str]:
     try:
         result = testbed.session(Fault(point))
         disk_of(kind, "").cut_power()
-        return [*_exit_problems(result), *_resume(testbed)]
+        return [*exit_problems(result), *_resume(testbed)]
     finally:
         testbed.clear()
 
@@ -126,7 +126,7 @@ def small_disk(size: int) -> list[str]:
     try:
         disk.resize(size)
         result = testbed.session()
-        problems = _exit_problems(result)
+        problems = exit_problems(result)
         if result.code != 0 and "space" not in result.output:
             problems.append(f"does not mention space: {result.output}")
         disk.resize(64 * 2**20)
@@ -152,7 +152,7 @@ def poison(scenario: int, kind: str, source: int) -> list[str]:
         result = testbed.session(
             before=lambda: _poison(_POISONS[kind], source), limits=ProcessLimits(stall_seconds=5)
         )
-        problems = _exit_problems(result)
+        problems = exit_problems(result)
         quarantined = [path.name[:3] for path in (testbed.out / ".fwconvert/quarantine").iterdir()]
         receipts = len([*(testbed.out / ".fwconvert/receipts").iterdir()])
         if result.code != 1 or quarantined != [f"{source:03}"] or receipts != testbed.scenario.files - 1:
@@ -176,7 +176,7 @@ def two_sessions(scenario: int, delay: float) -> list[str]:
             os._exit(second.session().code)
         result = testbed.session()
         code = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
-        problems = _exit_problems(result)
+        problems = exit_problems(result)
         if not {result.code, code} <= {0, 2}:
             problems.append(f"exit {result.code} and {code}: {result.output[-300:]}")
         return [*problems, *_resume(testbed)]
@@ -193,7 +193,7 @@ def random_kills(scenario: int, seed: int) -> list[str]:
             role = rng.choice(("driver", "worker"))
             calls = [point for point in testbed.points if point.role == role]
             # Each session finds less to do than the one before.
-            problems += _exit_problems(testbed.session(Fault(rng.choice(calls).sooner(1 / (session + 1)))))
+            problems += exit_problems(testbed.session(Fault(rng.choice(calls).sooner(1 / (session + 1)))))
         return [*problems, *_resume(testbed)]
     finally:
         testbed.clear()
@@ -201,13 +201,13 @@ def random_kills(scenario: int, seed: int) -> list[str]:
 
 def _inject(testbed: Testbed, faults: list[Fault]) -> list[str]:
     try:
-        problems = [problem for fault in faults for problem in _exit_problems(testbed.session(fault))]
+        problems = [problem for fault in faults for problem in exit_problems(testbed.session(fault))]
         return [*problems, *_resume(testbed)]
     finally:
         testbed.clear()
 
 
-def _exit_problems(result: Result) -> list[str]:
+def exit_problems(result: Result) -> list[str]:
     """Return what is wrong with how a session result."""
     problems = []
     if result.code != -signal.SIGKILL and result.code not in _ORDERLY:
@@ -223,8 +223,8 @@ def _resume(testbed: Testbed) -> list[str]:
     """Run the same command again, undisturbed; return what is wrong after it."""
     result = testbed.session()
     if result.code != 0:
-        return [f"the same command exits with {result.code}: {result.output[-500:]}", *_exit_problems(result)]
-    return [*_exit_problems(result), *testbed.problems()]
+        return [f"the same command exits with {result.code}: {result.output[-500:]}", *exit_problems(result)]
+    return [*exit_problems(result), *testbed.problems()]
 
 
 class _PanicException(BaseException):

@@ -32,13 +32,13 @@ from fwconvert.errors import FwconvertError
 from fwconvert.inspection import verify
 from fwconvert.job import worker
 from fwconvert.processes import ProcessLimits
-from fwconvert.run import convert
+from fwconvert.run import convert, ranks
 from fwconvert.run.engines.local import LocalEngine
 from fwconvert.store import atomic
 from torture.faults import Fault, Interposer, Point
 
 # What a session would import: loaded before anything is forked.
-_PRELOADED = (progress, worker, convert)
+_PRELOADED = (progress, worker, convert, ranks)
 
 # How many faults were injected from this process: a session may end before it comes to its own.
 INJECTED: Counter[str] = Counter()
@@ -120,6 +120,22 @@ class Result:
     orphans: int
 
 
+@dataclass(frozen=True)
+class Session:
+    """A command that runs."""
+
+    child: int
+    interposer: Interposer
+    log: Path
+
+    def result(self) -> Result:
+        """Wait until it exits or is killed, and all its processes with it."""
+        code = wait_for(self.child)
+        orphans = wait_for_end(self.child)
+        INJECTED["faults"] += self.interposer.triggered
+        return Result(code, self.log.read_text(errors="replace"), orphans)
+
+
 @dataclass
 class Testbed:
     """Where one run after another of a scenario takes place, with what an undisturbed one makes."""
@@ -156,18 +172,27 @@ class Testbed:
         limits: ProcessLimits | None = None,
     ) -> Result:
         """Run the command in a process of its own until it exits or is killed."""
-        interposer = interposer or Interposer(self.out, fault)
-        log = self.scratch / "output"
         words = self.scenario.command(self.sources, self.out)
+        interposer = interposer or Interposer(self.out, fault)
+        return self.begin(words, interposer, before=before, limits=limits).result()
+
+    def begin(
+        self,
+        words: list[str],
+        interposer: Interposer,
+        *,
+        before: Callable[[], None] | None = None,
+        limits: ProcessLimits | None = None,
+        name: str = "output",
+    ) -> "Session":
+        """Start a command in a process of its own; what it prints goes into the file `name`."""
+        log = self.scratch / name
         fork = multiprocessing.get_context("fork")
         engine = LocalEngine(self.scenario.workers, limits or ProcessLimits(), fork)
         child = os.fork()
         if child == 0:
-            _run_session(interposer, log, before, lambda: cli.main(words, engine=engine))
-        code = _wait(child)
-        orphans = wait_for_end(child)
-        INJECTED["faults"] += interposer.triggered
-        return Result(code, log.read_text(errors="replace"), orphans)
+            run_session(interposer, log, before, lambda: cli.main(words, engine=engine))
+        return Session(child, interposer, log)
 
     def clear(self) -> None:
         """Remove the output."""
@@ -188,7 +213,7 @@ class Testbed:
         return found
 
 
-def _run_session(
+def run_session(
     interposer: Interposer, log: Path, before: Callable[[], None] | None, command: Callable[[], int]
 ) -> NoReturn:
     """Be the session, in a forked process; does not return."""
@@ -210,7 +235,8 @@ def _run_session(
         os._exit(code)
 
 
-def _wait(child: int) -> int:
+def wait_for(child: int) -> int:
+    """Return the exit code of a session; one that hangs is killed."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -250,6 +276,11 @@ def members_of(session: int) -> list[int]:
             if sid == session and (state != "Z" or threads > 1):
                 found.append(int(path.name))
     return found
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def tree(out: Path) -> dict[str, str]:

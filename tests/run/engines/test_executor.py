@@ -1,7 +1,10 @@
 """Conversions on executors that somebody else owns: equal bytes, resumable, and clear when they break."""
 
 import multiprocessing
+import os
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +18,7 @@ from runner import PRIVATE, Notices
 
 import fwconvert
 from fwconvert import FwconvertError, Result, Snapshot, StopSwitch
+from fwconvert.run import scheduler
 from fwconvert.run.engines.executor import ExecutorEngine
 
 FILES = 6
@@ -192,6 +196,58 @@ def test_a_pool_that_was_broken_before_is_told(sources: Path, tmp_path: Path) ->
 
         with pytest.raises(FwconvertError, match="the executor is broken"):
             convert(sources, tmp_path / "out", ExecutorEngine(executor, slots=1))
+
+
+def carry_out_unless(poison: str, fn: Any, order: Any, reporter: Any) -> Any:
+    if order.title == poison:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fn(order, reporter)
+
+
+class Poisoned(ProcessPoolExecutor):
+    """Processes that one source kills, each time."""
+
+    def submit(self, fn: Any, /, order: Any, reporter: Any) -> "Future[Any]":  # type: ignore[override]
+        return super().submit(carry_out_unless, "02.parquet", fn, order, reporter)
+
+
+def test_a_source_that_breaks_every_pool_is_set_aside_and_costs_the_others_one_try_at_most(
+    sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    out, watch, made = tmp_path / "out", Watch(), []
+
+    def pool() -> Executor:
+        made.append(Poisoned(3, mp_context=multiprocessing.get_context("spawn")))
+        return made[-1]
+
+    result = convert(sources, out, ExecutorEngine(pool, slots=3), watch)
+
+    assert [failed.path for failed in result.failed] == ["02.parquet"]
+    assert receipts(out) == FILES - 1
+    attempts = Counter(text.partition(":")[0] for text in watch.texts if ": attempt" in text)
+    assert attempts.pop("02.parquet") == scheduler.LOST_TRIES
+    assert all(count == 1 for count in attempts.values())
+    with pytest.raises(RuntimeError):  # What was made here is shut down here.
+        made[-1].submit(abs, -1, None)
+    with processes(2) as executor:
+        assert convert(sources, out, ExecutorEngine(executor, slots=2)).complete
+    assert runner.tree(out) == golden
+
+
+def test_a_pool_that_lost_a_worker_is_made_anew_if_we_are_told_how(
+    sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    killed: list[Snapshot] = []
+    out = tmp_path / "out"
+
+    def kill_once(snapshot: Snapshot) -> None:
+        if not killed:
+            killed.append(snapshot)
+            kill_a_worker(snapshot)
+
+    assert convert(sources, out, ExecutorEngine(lambda: processes(2), slots=2), Watch(kill_once)).complete
+    assert killed
+    assert runner.tree(out) == golden
 
 
 class Refusing(engines.AtOnce):

@@ -1,0 +1,431 @@
+"""Conversions on a real Ray cluster of several nodes: the bytes of a local run, whatever dies.
+
+One cluster serves all tests, because it takes long to start; one that loses a node gets another. Programs
+connect to it by its address, as users' do. Documents are encoded by the reference, so that jobs last long
+enough to be disturbed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import corpus
+import hub_runs
+import pytest
+import ray_cluster
+import runner
+from hub_runs import Miniature
+from hub_server import HubServer
+from ray_cluster import RayCluster
+from runner import PRIVATE
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc, by their titles"),
+    pytest.mark.xdist_group("ray"),
+]
+
+FILES = 6
+SLOW: dict[str, Any] = {"tokenizer": "gpt2", "encoder": "reference", "shard_tokens": 100_000}
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Two virtual network cards: one here, the other in a network namespace of the same name."""
+
+    name: str
+    here: str
+    there: str
+    # Why there is none.
+    missing: str = ""
+
+    @property
+    def within(self) -> list[str]:
+        """The words before a command that is to be on the other end."""
+        return ["ip", "netns", "exec", self.name]
+
+
+@pytest.fixture(scope="module")
+def cable() -> Iterator[Cable]:
+    """A cable between this machine and a host that is a network namespace, if one can be made."""
+    pid = os.getpid()
+    # Another process of tests may have one, too.
+    name, net = f"fwc{pid % 1_000_000}", f"10.{200 + pid % 50}.{pid // 50 % 250}"
+    here, there = f"{net}.1", f"{net}.2"
+    made = [
+        f"ip netns add {name}",
+        f"ip link add {name} type veth peer name eth0 netns {name}",
+        f"ip addr add {here}/30 dev {name}",
+        f"ip link set {name} up",
+        f"ip -n {name} addr add {there}/30 dev eth0",
+        f"ip -n {name} link set eth0 up",
+        f"ip -n {name} link set lo up",
+    ]
+    missing = "" if shutil.which("ip") else "there is no command ip"
+    try:
+        for command in made:
+            if not missing:
+                done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+                missing = f"{command}: {done.stderr.strip()}" if done.returncode else ""
+        yield Cable(name, here, there, missing)
+    finally:
+        for command in (f"ip link del {name}", f"ip netns del {name}"):
+            with suppress(FileNotFoundError):
+                subprocess.run(command.split(), capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def shared(cable: Cable) -> Iterator[RayCluster]:
+    # At an address that the other end of the cable can reach.
+    with ray_cluster.cluster(nodes=2, host="127.0.0.1" if cable.missing else cable.here) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(shared: RayCluster) -> RayCluster:
+    """A cluster of two nodes, of which a test before may have lost one."""
+    while len(shared.alive) < 2:
+        shared.add_node()
+    return shared
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of half a second of work each, and one of several batches: progress shows after each of those."""
+    folder = tmp_path_factory.mktemp("sources")
+    for number in range(FILES):
+        rows = corpus.documents(20_000 * number, 3_000 if number else 30_000)
+        corpus.write(folder / f"{number}.parquet", rows, row_group_size=1_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def golden(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What processes of this machine make of the sources."""
+    out = tmp_path_factory.mktemp("golden") / "out"
+    runner.assert_tidy_end(runner.run(sources, out, "--workers", "2", **SLOW), 0)
+    return runner.tree(out)
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    return hub_runs.miniature(tmp_path_factory.mktemp("hub"))
+
+
+def on(cluster: RayCluster) -> tuple[str, ...]:
+    return ("--engine", "ray", "--ray-address", cluster.address)
+
+
+@contextmanager
+def running(cluster: RayCluster, sources: Path, out: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+    with runner.running(sources, out, *on(cluster), *flags, **SLOW) as program:
+        yield program
+
+
+def end_well(cluster: RayCluster, program: "subprocess.Popen[str]", out: Path, golden: dict[str, str]) -> str:
+    """Fail unless the program ends well, with the bytes of a local run; return what it said."""
+    ended = runner.finish(program)
+    runner.assert_tidy_end(ended, 0)
+    assert runner.tree(out) == golden
+    assert runner.litter(out) == []
+    assert not cluster.processes(".parquet")
+    return ended.stderr
+
+
+# --- what every run does
+
+
+def test_a_run_its_repetition_and_an_export_have_the_bytes_of_local_ones(
+    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    out, new, local = tmp_path / "out", tmp_path / "new", tmp_path / "local"
+    flags = ("--job-cpus", "0.5", "--job-memory", "100M")
+    for _ in range(2):
+        with running(cluster, sources, out, *flags) as program:
+            said = end_well(cluster, program, out, golden)
+    assert not [line for line in said.splitlines() if line.startswith("[")], "Ray prints"
+    session = json.loads(next((out / PRIVATE / "sessions").glob("*.json")).read_bytes())
+    assert (session["workers"], session["threads"]) == (4, 1)
+
+    export = ("export", str(out), "--format", "npy")
+    for place, engine in ((local, ()), (new, on(cluster)), (new, on(cluster))):
+        runner.assert_tidy_end(runner.command_line(*export, "-o", str(place), *engine), 0)
+    assert runner.tree(new) == runner.tree(local)
+
+
+def test_a_run_shows_the_node_of_each_job_and_how_far_it_is(cluster: RayCluster, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    # Progress is looked at twice a second, after batches: this one takes several seconds.
+    for number, documents in enumerate((120_000, 3_000, 3_000)):
+        rows = corpus.documents(20_000 * number, documents)
+        corpus.write(sources / f"{number}.parquet", rows, row_group_size=1_000)
+    code = """
+        import sys, json, fwconvert
+        from fwconvert.run.engines.ray import RayEngine
+
+        class Watch:
+            seen = []
+            def notice(self, text): pass
+            def update(self, snapshot):
+                self.seen += [[p.node, p.fraction, p.tokens] for p in snapshot.running]
+
+        recipe = fwconvert.recipe(source=sys.argv[1], tokenizer="gpt2", shard_tokens=100_000)
+        options = fwconvert.Options(encoder="reference")
+        engine = RayEngine(sys.argv[3])
+        for number in range(2):
+            out = f"{sys.argv[2]}/{number}"
+            assert fwconvert.convert(recipe, out, options, engine=engine, observer=Watch()).complete
+        print(json.dumps(Watch.seen))
+    """
+    words = [textwrap.dedent(code), str(sources), str(tmp_path), cluster.address]
+    program = [sys.executable, "-c", *words]
+    ended = subprocess.run(program, text=True, capture_output=True, check=False, timeout=runner.PATIENCE)
+
+    runner.assert_tidy_end(ended, 0)
+    seen = json.loads(ended.stdout)
+    assert len({node for node, _, _ in seen}) == 2
+    assert any(0 < fraction < 1 and tokens for _, fraction, tokens in seen)
+    assert runner.tree(tmp_path / "0") == runner.tree(tmp_path / "1") != {}
+
+
+@pytest.mark.parametrize("scratch", [True, False])
+def test_each_node_fetches_what_it_converts_and_only_the_driver_asks_for_a_list(
+    cluster: RayCluster, mini: Miniature, tmp_path: Path, scratch: bool
+) -> None:
+    out, place = tmp_path / "out", tmp_path / "scratch"
+    flags = [*on(cluster), "--workers", "2", *(["--scratch", str(place)] if scratch else [])]
+    with HubServer(mini.repository) as hub:
+        for _ in range(2):
+            runner.assert_tidy_end(
+                hub_runs.run(hub_runs.conversion(mini.pinned, out, *flags), hub.endpoint), 0
+            )
+        fetched = [hub_runs.ranges(hub.log, name) for name in mini.names]
+
+    hub_runs.assert_whole(mini, out)
+    assert fetched == [[None]] * len(mini.names)
+    assert not scratch or not list(place.iterdir())
+
+
+# --- what dies
+
+
+def test_a_source_that_always_kills_its_worker_is_set_aside_and_one_that_did_once_is_not(
+    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with running(cluster, sources, out) as program:
+        while program.poll() is None:
+            for worker in cluster.processes("3.parquet"):
+                ray_cluster.kill(worker)
+            time.sleep(ray_cluster.PAUSE)
+        ended = runner.finish(program)
+
+    runner.assert_tidy_end(ended, 1)
+    assert ended.stderr.count("attempt") == ended.stderr.count("3.parquet: attempt") == 5
+    assert [path.name[:9] for path in (out / PRIVATE / "quarantine").iterdir()] == ["3.parquet"]
+    assert len(list((out / PRIVATE / "receipts").iterdir())) == FILES - 1
+    with running(cluster, sources, out) as program:
+        ray_cluster.kill(cluster.wait_for(".parquet", program)[0])
+        said = end_well(cluster, program, out, golden)
+    assert said.count("attempt 1 failed, it is tried again: the worker process died") == 1
+
+
+def test_the_board_and_the_fetchers_may_die(cluster: RayCluster, mini: Miniature, tmp_path: Path) -> None:
+    out, place = tmp_path / "out", tmp_path / "scratch"
+    words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
+    with HubServer(mini.repository, rate=200_000) as hub, hub_runs.running(words, hub.endpoint) as program:
+        hub_runs.wait_for(lambda: len(hub_runs.receipts(out)) > 1, program)
+        for title in ("Board", "Fetcher"):
+            ray_cluster.kill(cluster.wait_for(title, program)[0])
+        ended = runner.finish(program)
+
+    runner.assert_tidy_end(ended, 0)
+    hub_runs.assert_whole(mini, out)
+
+
+def test_a_node_that_is_killed_costs_what_it_had_and_another_that_joins_is_used(
+    cluster: RayCluster, mini: Miniature, tmp_path: Path
+) -> None:
+    out, place = tmp_path / "out", tmp_path / "scratch"
+    words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
+    words += ["--max-connections", "1"]
+    with HubServer(mini.repository, rate=50_000) as hub, hub_runs.running(words, hub.endpoint) as program:
+        hub_runs.wait_for(lambda: hub_runs.receipts(out), program)
+        cluster.alive[-1].kill()
+        new = cluster.add_node()
+        runner.wait_until(lambda: new.workers("Fetcher"), program, ray_cluster.PAUSE)
+        hub.hurry()
+        ended = runner.finish(program)
+
+    runner.assert_tidy_end(ended, 0)
+    assert "is lost; what it had is done on others" in ended.stderr
+    assert "is used from now on" in ended.stderr
+    hub_runs.assert_whole(mini, out)
+
+
+def test_a_node_that_is_killed_at_work_loses_no_job(
+    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    node = cluster.alive[-1]
+    with running(cluster, sources, tmp_path / "out") as program:
+        runner.wait_until(lambda: node.workers(".parquet"), program, ray_cluster.PAUSE)
+        node.kill()
+        said = end_well(cluster, program, tmp_path / "out", golden)
+
+    assert "it is tried again" in said
+
+
+def test_a_driver_that_is_killed_leaves_no_worker_and_can_be_run_again(
+    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with running(cluster, sources, out) as program:
+        runner.wait_until(lambda: runner.steps(out), program)
+        cluster.wait_for(".parquet", program)
+        program.send_signal(signal.SIGKILL)
+    ray_cluster.until(lambda: not cluster.processes(".parquet"))
+    assert 0 < runner.steps(out) < FILES
+
+    with running(cluster, sources, out) as program:
+        end_well(cluster, program, out, golden)
+
+
+def test_a_driver_that_is_killed_while_nodes_fetch_goes_on_with_what_they_have(
+    cluster: RayCluster, mini: Miniature, tmp_path: Path
+) -> None:
+    out, place = tmp_path / "out", tmp_path / "scratch"
+    words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
+    with HubServer(mini.repository, rate=100_000) as hub:
+        with hub_runs.running(words, hub.endpoint) as program:
+            hub_runs.wait_for(lambda: len(hub_runs.receipts(out)) > 1, program)
+            program.send_signal(signal.SIGKILL)
+        ray_cluster.until(lambda: not cluster.processes("Fetcher"))
+        before = len(hub.log)
+        runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
+        resumed = [seen.range for seen in hub_runs.bodies(hub.log[before:]) if seen.range]
+
+    hub_runs.assert_whole(mini, out)
+    assert resumed
+    assert not list(place.iterdir())
+
+
+def test_a_signal_stops_workers_at_a_safe_place(
+    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with running(cluster, sources, out) as program:
+            cluster.wait_for(".parquet", program)
+            program.send_signal(number)
+            ended = runner.finish(program)
+        runner.assert_tidy_end(ended, 128 + number)
+        assert not cluster.processes(".parquet")
+        assert not list((out / PRIVATE / "temporary").iterdir())
+    with running(cluster, sources, out) as program:
+        end_well(cluster, program, out, golden)
+
+
+# --- machines that cannot do their part
+
+
+@contextmanager
+def strange_node(cluster: RayCluster, *within: str) -> Iterator[None]:
+    """Have one more node during the block, which is not like the others."""
+    node = cluster.add_node(within=within)
+    try:
+        yield
+    finally:
+        node.kill()
+
+
+def test_a_node_with_another_fwconvert_is_refused_before_anything_is_written(
+    cluster: RayCluster, sources: Path, tmp_path: Path
+) -> None:
+    # Workers have the driver's path before their own, so another copy of the package would not be seen here.
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib import metadata\n"
+        "real = metadata.version\n"
+        "metadata.version = lambda name: '9.9.9' if name == 'fwconvert' else real(name)\n"
+    )
+    with strange_node(cluster, "env", f"PYTHONPATH={tmp_path}"):
+        ended = runner.run(sources, tmp_path / "out", *on(cluster), **SLOW)
+
+    runner.assert_tidy_end(ended, 2)
+    assert "1 of 3 nodes of the Ray cluster cannot be used" in ended.stderr
+    assert "it has another fwconvert than the driver" in ended.stderr
+    assert "fwconvert 9.9.9 (code " in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_node_that_does_not_see_the_output_is_named_before_the_first_job(
+    cluster: RayCluster, sources: Path, tmp_path: Path
+) -> None:
+    hide = f'mount -t tmpfs none "{tmp_path}" && exec "$@"'
+    tried = subprocess.run(
+        ["unshare", "-m", "sh", "-c", hide, "sh", "true"], capture_output=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip("a folder cannot be hidden from a node here: that takes root")
+    with strange_node(cluster, "unshare", "-m", "sh", "-c", hide, "sh"):
+        ended = runner.run(sources, tmp_path / "out", *on(cluster), **SLOW)
+
+    runner.assert_tidy_end(ended, 1)
+    assert "it does not see the run that the driver sees" in ended.stderr
+    assert "--out must be a folder that all machines share" in ended.stderr
+    assert not runner.steps(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--ray-address", "127.0.0.1:9"), "the Ray cluster cannot be reached"),
+        (("--ray-address", "ray://127.0.0.1:10001"), "Ray Client"),
+        (("--job-cpus", "100"), "no machine of the Ray cluster can carry out a job"),
+        (("--job-memory", "100T"), "no machine of the Ray cluster can carry out a job"),
+        (("--job-cpus", "0"), "a job needs more than 0 cores"),
+    ],
+)
+def test_a_cluster_that_cannot_do_it_is_told_at_once(
+    cluster: RayCluster, sources: Path, tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    ended = runner.run(sources, tmp_path / "out", *on(cluster), *words, **SLOW)
+
+    runner.assert_tidy_end(ended, 2)
+    assert told in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+# --- a machine that is cut off
+
+
+def test_a_node_whose_network_is_cut_is_lost_and_its_jobs_are_done_elsewhere(
+    cable: Cable, cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    if cable.missing:
+        pytest.skip(f"no network namespace can be made here: {cable.missing}")
+    out = tmp_path / "out"
+    far = cluster.add_node(host=cable.there, within=cable.within)
+    try:
+        with running(cluster, sources, out) as program:
+            runner.wait_until(lambda: far.workers(".parquet"), program, ray_cluster.PAUSE)
+            assert far.workers(".parquet")
+            subprocess.run(["ip", "-n", cable.name, "link", "set", "eth0", "down"], check=True)
+            ended = runner.finish(program)
+    finally:
+        far.kill()
+        subprocess.run(["ip", "-n", cable.name, "link", "set", "eth0", "up"], check=True)
+
+    runner.assert_tidy_end(ended, 0)
+    assert "is lost; what it had is done on others" in ended.stderr
+    assert "(raylet)" not in ended.stdout + ended.stderr
+    assert runner.tree(out) == golden
