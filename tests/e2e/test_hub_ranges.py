@@ -1,5 +1,6 @@
 """Files that come by several ranges at once, through the real program: killed, disturbed, without ranges."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,33 @@ def test_a_server_without_ranges_is_served_by_one_connection_and_ends_in_the_sam
     hub.fault("ignore_range", times=None, skip=1)  # The footer is looked at by a range.
     assert_tidy_end(run(conversion(pinned, tmp_path), hub.endpoint), 0)
     assert_finished(tmp_path, from_disk)
+
+
+def test_a_range_that_crawls_is_taken_over_by_another_connection(
+    hub: HubServer, pinned: Path, from_disk: dict[str, str], tmp_path: Path
+) -> None:
+    # At this pace a piece takes an hour: longer than a test may, and it never stalls.
+    hub.fault("slow", rate=500, path="000_00000", skip=2)
+    for _ in range(2):
+        assert_tidy_end(run(conversion(pinned, tmp_path), hub.endpoint), 0)
+        assert_finished(tmp_path, from_disk)
+    assert hub.faults_left == 0
+    pieces = [seen for seen in hub.log if seen.server == "cdn" and seen.bytes < 50_000 and seen.range]
+    crawled = [seen for seen in pieces if "000_00000" in seen.query and seen.bytes < Part.piece_bytes // 10]
+    assert crawled, "the connection that crawled was left"
+
+
+def test_a_server_that_answers_429_is_asked_by_half_as_many_connections(
+    hub: HubServer, pinned: Path, from_disk: dict[str, str], tmp_path: Path
+) -> None:
+    # 429 to the first ranges, after the looks at footers.
+    hub.fault("status", status=429, headers={"Retry-After": "1"}, times=2, skip=3)
+    words = conversion(pinned, tmp_path, "--max-connections", "4", "--progress", "json")
+    ended = run(words, hub.endpoint)
+    assert_tidy_end(ended, 0)
+    assert_finished(tmp_path, from_disk)
+    said = [json.loads(line) for line in ended.stderr.splitlines()]
+    seen = [one for one in said if one["event"] == "progress"]
+    after = [one["connections"] for one in seen if (one["faults"] or {}).get("refusals")]
+    assert after, said
+    assert max(after) <= 2

@@ -222,17 +222,17 @@ def test_each_node_fetches_what_it_converts_and_only_the_driver_asks_for_a_list(
 def test_a_source_that_always_kills_its_worker_is_set_aside_and_one_that_did_once_is_not(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, killer = tmp_path / "out", "0.parquet"  # the long one: its worker is seen before it is done
     with running(cluster, sources, out) as program:
         while program.poll() is None:
-            for worker in cluster.processes("3.parquet"):
+            for worker in cluster.processes(killer):
                 ray_cluster.kill(worker)
             time.sleep(ray_cluster.PAUSE)
         ended = runner.finish(program)
 
     runner.assert_tidy_end(ended, 1)
-    assert ended.stderr.count("attempt") == ended.stderr.count("3.parquet: attempt") == 5
-    assert [path.name[:9] for path in (out / PRIVATE / "quarantine").iterdir()] == ["3.parquet"]
+    assert ended.stderr.count("attempt") == ended.stderr.count(f"{killer}: attempt") == 5
+    assert [path.name[:9] for path in (out / PRIVATE / "quarantine").iterdir()] == [killer]
     assert len(list((out / PRIVATE / "receipts").iterdir())) == FILES - 1
     with running(cluster, sources, out) as program:
         ray_cluster.kill(cluster.wait_for(".parquet", program)[0])
