@@ -1,7 +1,7 @@
-"""Every command that README shows is run, as a user types it: in its order, in one folder, by the real program.
+"""Every command that README shows is run by the real program, as a user types it.
 
-What a reader puts in is put in here: a miniature of the dataset on a loopback hub stands for 10B and 100B, and
-a bucket on loopback for the reader's own. Its files are small, so shards are, too. Nothing else is changed.
+What a reader puts in is put in here: a miniature of the dataset on a loopback hub stands for 10B and 100B,
+and a bucket on loopback for the reader's own. Its files are small, so shards are, too.
 """
 
 import re
@@ -49,8 +49,10 @@ class Command:
 def blocks() -> list[list[str]]:
     """Return the commands of each block that has any, without the remarks that stand after them."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    lines = [[re.sub(r"\s+#.*", "", line) for line in block.splitlines()] for kind, block in found if not kind]
-    return [block for block in lines if all(line.startswith(("fwconvert", "pip", "scripts")) for line in block)]
+    plain = [block for kind, block in found if not kind]
+    lines = [[re.sub(r"\s+#.*", "", line) for line in block.splitlines()] for block in plain]
+    typed = ("fwconvert", "pip", "scripts")
+    return [block for block in lines if all(line.startswith(typed) for line in block)]
 
 
 def commands(block: list[str]) -> list[Command]:
@@ -72,11 +74,7 @@ class Reader:
     bucket: Place | None = None
 
     def words(self, command: Command) -> list[str]:
-        words = []
-        for word in command.words:
-            for shown, meant in self.own.items():
-                word = meant if word == shown else word.replace(shown, meant) if "://" in shown else word
-            words.append(word)
+        words = [self.own.get(word, word) for word in command.words]
         makes = command.verb == "convert" and "--rank" not in words
         return [*words, *(SMALL if makes or command.verb == "plan" else ())]
 
@@ -197,15 +195,20 @@ def test_the_lines_after_the_demo(tmp_path: Path) -> None:
     demo = re.findall(r"```demo\n(.*?)```", README, re.DOTALL)[0]
     lines = re.findall(r"^  scripts/run (.*)", demo, re.MULTILINE)
     assert len(lines) == 4
-    run = [sys.executable, "-P", "-m", "fwconvert"]
-    where = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": runner.PATIENCE}
-    assert subprocess.run([*run, "--version", "demo"], **where).returncode == 0
+
+    def types(words: list[str]) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-P", "-m", "fwconvert", *words]
+        return subprocess.run(
+            program, cwd=tmp_path, capture_output=True, text=True, timeout=runner.PATIENCE, check=False
+        )
+
+    runner.assert_tidy_end(types(["--version", "demo"]), 0)
     for line in lines:
         command = Command(tuple(shlex.split(line)))
         if command.verb == "browse":
             with serving.served(tmp_path / command.words[1]):
                 continue
-        ended = subprocess.run([*run, *command.words], **where)
+        ended = types(list(command.words))
         # A plan that does not fit on this machine's disk is a plan all the same.
         assert ended.returncode in ({0, 1} if command.verb == "plan" else {0}), ended.stderr
         assert ended.stdout
