@@ -296,8 +296,8 @@ class Connections:
         self._pace = Pace(most)
         self._transfers: list[Transfer] = []
         self._active: set[Span] = set()
-        # What the last connections brought that ended, in bytes a second. A few that were taken over and whose
-        # successors are no faster change it, so a link that becomes slow is left in peace.
+        # What the last connections brought that ended, in bytes a second. A few that were taken over and
+        # whose successors are no faster change it, so a link that becomes slow is left in peace.
         self._rates: deque[float] = deque(maxlen=_RATES_KEPT)
         self._idle = 0
         self._moved = 0.0
@@ -403,7 +403,7 @@ class Connections:
         return max(0.005, min([_LOOK_SECONDS, *waits]))
 
     def _choose(self, now: float) -> tuple[Transfer, Span] | None:
-        # One that is left alone has nobody to be compared with but those that have ended, least of all itself.
+        # One that is left alone is compared with those that have ended, and never with itself.
         fair_rate = median(self._rates or [0.0])
         if self._working > 1:
             fair_rate = max(fair_rate, self._pace.rate / self._working)
