@@ -146,9 +146,16 @@ class Rules(Part, frozen=True, omit_defaults=True):
     tokenizer_kind: str | None = None
     vocabulary_size: int | None = None
     eot_id: int | None = None
+    # The id that begins each document, if one is written besides the separator, which then ends it.
+    bos_id: int | None = None
 
     def __post_init__(self) -> None:
         use_own_defaults(self)
+
+    @property
+    def separators(self) -> int:
+        """How many tokens a document has besides those of its text."""
+        return 1 if self.bos_id is None else 2
 
     @property
     def is_filtered(self) -> bool:
@@ -321,11 +328,13 @@ def check_rules(rules: Rules) -> Rules:
 
 
 def _check_tokenizer(rules: Rules) -> None:
-    size, eot = rules.vocabulary_size, rules.eot_id
-    if rules.tokenizer_kind is None and size is None and eot is None:
+    size, eot, bos = rules.vocabulary_size, rules.eot_id, rules.bos_id
+    if rules.tokenizer_kind is None and size is None and eot is None and bos is None:
         return
     sized = size is not None and eot is not None and 0 <= eot < size <= 2**32
-    if rules.tokenizer_kind is None or not sized:
+    # Two separators are told from each other by their ids, and the second ends a document.
+    paired = bos is None or (size is not None and 0 <= bos < size and bos != eot and rules.eot == "after")
+    if rules.tokenizer_kind is None or not sized or not paired:
         raise UsageError(
             message(
                 "these rules do not describe a tokenizer",
@@ -333,6 +342,8 @@ def _check_tokenizer(rules: Rules) -> None:
                 kind=rules.tokenizer_kind,
                 size=size,
                 eot=eot,
+                bos=bos,
+                side=rules.eot,
             )
         )
 

@@ -28,8 +28,18 @@ def add_recipe(parser: Group) -> None:
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",
         help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
+    add_separators(add)
     add_shape(recipe)
     add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
+
+
+def add_separators(add: Callable[..., object], *, changes: bool = False) -> None:
+    """Add which tokens separate documents."""
+    default = "as in OUT" if changes else "<|endoftext|>"
+    add("--eot-token", metavar="TOKEN", type=values.given,
+        help=f"the separator of documents, by name or id (default: {default})")  # fmt: skip
+    add("--bos-token", metavar="TOKEN", type=values.given,
+        help="begins each document: alone, or with --eot-token, which then ends it")  # fmt: skip
 
 
 def add_shape(group: Group, *, changes: bool = False) -> None:

@@ -14,8 +14,9 @@ from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
 from fwconvert.recipes import Rules
+from fwconvert.tokens import separators
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
-from fwconvert.tokens.tiktoken_kind import TiktokenKind
+from fwconvert.tokens.tiktoken_kind import EOT_TEXT, TiktokenKind
 
 if TYPE_CHECKING:
     from fwconvert.tokens.tokenizer import Tokenizer
@@ -39,9 +40,13 @@ class BytesKind:
         """See TokenizerKind."""
         return [_BYTES.name]
 
-    def find(self, name: str) -> TokenizerSpec | None:
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
         """See TokenizerKind."""
-        return _BYTES if name == _BYTES.name else None
+        if name != _BYTES.name:
+            return None
+        return separators.chosen(_BYTES, {EOT_TEXT: _BYTES.eot}, (_BYTES.eot,), eot_token, bos_token)
 
     def choose_encoder(
         self,
@@ -81,10 +86,14 @@ _MODELS = {
 KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind()}
 
 
-def find(name: str) -> TokenizerSpec:
-    """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist."""
+def find(name: str, eot_token: str | None = None, bos_token: str | None = None) -> TokenizerSpec:
+    """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist.
+
+    `eot_token` and `bos_token` are the separators as the user typed them: a name, or an id in
+    decimal. Where one is given, it is the only separator; where both are, each document has both.
+    """
     for kind in KINDS.values():
-        spec = kind.find(name)
+        spec = kind.find(name, eot_token, bos_token)
         if spec is not None:
             return spec
     known = [name for kind in KINDS.values() for name in kind.names()]
@@ -113,13 +122,31 @@ def of_rules(rules: Rules) -> TokenizerSpec:
                 known=", ".join(KINDS),
             )
         )
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         kind=rules.tokenizer_kind,
         name=rules.tokenizer,
         sha256=rules.vocabulary_sha256,
         size=rules.vocabulary_size,
         eot=rules.eot_id,
+        bos=rules.bos_id,
     )
+    return _known(spec) if KINDS[spec.kind].names() else spec
+
+
+def _known(spec: TokenizerSpec) -> TokenizerSpec:
+    """Return a built-in tokenizer with other separators; raise UsageError if there is no such one."""
+    found = KINDS[spec.kind].find(spec.name, str(spec.eot), None if spec.bos is None else str(spec.bos))
+    if found is None or (found.sha256, found.size) != (spec.sha256, spec.size):
+        raise UsageError(
+            message(
+                "this version of fwconvert has no such tokenizer",
+                "use the version that made the recipe",
+                tokenizer=repr(spec.name),
+                size=spec.size,
+                sha256=spec.sha256,
+            )
+        )
+    return found
 
 
 def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
@@ -127,7 +154,13 @@ def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
     rules = {"tokenizer": spec.name, "vocabulary_sha256": spec.sha256, "token_type": spec.token_type}
     if spec.built_in:
         return rules
-    return {**rules, "tokenizer_kind": spec.kind, "vocabulary_size": spec.size, "eot_id": spec.eot}
+    return {
+        **rules,
+        "tokenizer_kind": spec.kind,
+        "vocabulary_size": spec.size,
+        "eot_id": spec.eot,
+        "bos_id": spec.bos,
+    }
 
 
 def kind_of(spec: TokenizerSpec) -> TokenizerKind:

@@ -30,6 +30,8 @@ class TokenizerSpec:
     # Every id is below it; not every number below it is an id.
     size: int
     eot: int
+    # The id that begins each document, if one is written besides the separator.
+    bos: int | None = None
     # Whether its name alone means all this, in every version of fwconvert.
     built_in: bool = False
 
@@ -54,8 +56,13 @@ class TokenizerKind(Protocol):
     def names(self) -> list[str]:
         """Return the names that a user may choose."""
 
-    def find(self, name: str) -> TokenizerSpec | None:
-        """Return what a user means by this name, if this kind knows it."""
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
+        """Return what a user means by this name, if this kind knows it.
+
+        Raises UsageError if `eot_token` or `bos_token` (a name or an id, as typed) cannot separate documents.
+        """
 
     def choose_encoder(
         self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
