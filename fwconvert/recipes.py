@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -153,9 +154,17 @@ class Rules(Part, frozen=True, omit_defaults=True):
         use_own_defaults(self)
 
     @property
-    def separators(self) -> int:
+    def separators_each(self) -> int:
         """How many tokens a document has besides those of its text."""
         return 1 if self.bos_id is None else 2
+
+    @property
+    def separated(self) -> str:
+        """How documents are separated, in words."""
+        if self.bos_id is not None:
+            return f"the token {self.bos_id} before and {self.eot_id} after each document"
+        which = "a separator" if self.eot_id is None else f"the separator {self.eot_id}"
+        return f"{which} {self.eot} each document"
 
     @property
     def is_filtered(self) -> bool:
@@ -186,6 +195,23 @@ class Rules(Part, frozen=True, omit_defaults=True):
     def shard_format(self) -> Format:
         """The format of the token shards."""
         return formats.find(self.format)
+
+
+@dataclass(frozen=True)
+class Separators:
+    """The tokens that stand before and after the text of each document; None: none does. No text has them."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def each(self) -> int:
+        """How many a document has."""
+        return (self.before is not None) + (self.after is not None)
+
+    def inside(self, begin: int, end: int, *, is_whole: bool) -> slice:
+        """Return where the text of a document is; one that is not whole lacks what stands after it."""
+        return slice(begin + (self.before is not None), end - (is_whole and self.after is not None))
 
 
 class Recipe(Part, frozen=True, dict=True):

@@ -28,12 +28,11 @@ def add_recipe(parser: Group) -> None:
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",
         help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
-    add_separators(add)
     add_shape(recipe)
     add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
 
 
-def add_separators(add: Callable[..., object], *, changes: bool = False) -> None:
+def _add_separators(add: Callable[..., object], *, changes: bool) -> None:
     """Add which tokens separate documents."""
     default = "as in OUT" if changes else "<|endoftext|>"
     add("--eot-token", metavar="TOKEN", type=values.given,
@@ -45,6 +44,7 @@ def add_separators(add: Callable[..., object], *, changes: bool = False) -> None
 def add_shape(group: Group, *, changes: bool = False) -> None:
     """Add the flags that decide the files but not the tokens; for an export, those that may differ."""
     add, same = group.add_argument, "as in OUT"
+    _add_separators(add, changes=changes)
     _add_choices(group, "--format", get_args(FormatName), default=None if changes else "llmc",
         help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
         f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip

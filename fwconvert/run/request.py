@@ -97,11 +97,20 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
 
 
 def separated(
-    tokenizer: str, eot: EotSide | None, eot_token: str | int | None, bos_token: str | int | None
+    tokenizer: str | TokenizerSpec,
+    eot: EotSide | None,
+    eot_token: str | int | None,
+    bos_token: str | int | None,
 ) -> tuple[TokenizerSpec, EotSide | None]:
-    """Return a tokenizer with the separators of documents, and their side; None where nobody decides it."""
+    """Return a tokenizer with the separators of documents, and their side; None where nobody decides it.
+
+    A tokenizer that a run has already need not be found by its name.
+    """
     ends, begins = (None if one is None else str(one) for one in (eot_token, bos_token))
-    spec = registry.find(tokenizer, ends, begins)
+    if isinstance(tokenizer, str):
+        spec = registry.find(tokenizer, ends, begins)
+    else:
+        spec = registry.reseparated(tokenizer, ends, begins)
     if begins is None:
         return spec, eot
     side: EotSide = "before" if ends is None else "after"
@@ -172,10 +181,12 @@ def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
     changes = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
     ends, begins = given.get("eot_token"), given.get("bos_token")
     if "tokenizer" in changes or (ends, begins) != (None, None):
-        tokenizer = changes.get("tokenizer", rules.tokenizer)
+        if rules.bos_id is not None:  # Who names one of two leaves the other as it is.
+            ends = rules.eot_id if ends is None else ends
+            begins = rules.bos_id if begins is None else begins
+        tokenizer = changes.get("tokenizer") or registry.of_rules(rules)
         spec, side = separated(tokenizer, changes.get("eot"), ends, begins)
-        described = dict.fromkeys(("tokenizer_kind", "vocabulary_size", "eot_id", "bos_id"))
-        changes |= described | registry.as_rules(spec) | ({} if side is None else {"eot": side})
+        changes |= registry.UNSEPARATED | registry.as_rules(spec) | ({} if side is None else {"eot": side})
     if "compress" in changes:
         changes["compress"] = compression(changes["compress"])
     if changes.get("min_score") is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
-from fwconvert.recipes import Rules
+from fwconvert.recipes import Rules, Separators
 from fwconvert.tokens import separators
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
 from fwconvert.tokens.tiktoken_kind import EOT_TEXT, TiktokenKind
@@ -149,6 +149,11 @@ def _known(spec: TokenizerSpec) -> TokenizerSpec:
     return found
 
 
+def separators_of(rules: Rules) -> Separators:
+    """Return what stands around each document of a recipe, or raise UsageError as `of_rules` does."""
+    return of_rules(rules).separators(rules.eot)
+
+
 def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
     """Return what the rules of a recipe say of its tokenizer: what `of_rules` reads."""
     rules = {"tokenizer": spec.name, "vocabulary_sha256": spec.sha256, "token_type": spec.token_type}
@@ -161,6 +166,19 @@ def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
         "eot_id": spec.eot,
         "bos_id": spec.bos,
     }
+
+
+# What `as_rules` leaves out of the rules where a tokenizer's name alone means all of it.
+UNSEPARATED = dict.fromkeys(("tokenizer_kind", "vocabulary_size", "eot_id", "bos_id"))
+
+
+def reseparated(spec: TokenizerSpec, eot_token: str | None, bos_token: str | None) -> TokenizerSpec:
+    """Return a tokenizer that a run has with other separators, or raise UsageError."""
+    if spec.name in KINDS[spec.kind].names():
+        return find(spec.name, eot_token, bos_token)
+    # The definition may be away. That no text has the separators of the run is known.
+    known = (spec.eot,) if spec.bos is None else (spec.bos, spec.eot)
+    return separators.chosen(spec, {}, known, eot_token, bos_token)
 
 
 def kind_of(spec: TokenizerSpec) -> TokenizerKind:
@@ -176,4 +194,6 @@ def load(spec: TokenizerSpec, folder: Path, how: Loading = Loading()) -> "Tokeni
 def estimate_tokens(rules: Rules, text_bytes: int, documents: int) -> int:
     """Return about how many tokens such a text has, separators included."""
     spec = of_rules(rules)
-    return kind_of(spec).estimate_tokens(spec, text_bytes, documents)
+    # Each kind counts one separator for each document.
+    more = documents * (rules.separators_each - 1)
+    return kind_of(spec).estimate_tokens(spec, text_bytes, documents) + more

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
-from fwconvert.recipes import TokenType
+from fwconvert.recipes import EotSide, Separators, TokenType
 
 if TYPE_CHECKING:
     from fwconvert.tokens.tokenizer import Tokenizer
@@ -39,6 +39,12 @@ class TokenizerSpec:
     def token_type(self) -> TokenType:
         """The smallest type that holds every id."""
         return "uint16" if self.size <= 2**16 else "uint32"
+
+    def separators(self, side: EotSide) -> Separators:
+        """Return what stands around a document, where one separator alone would stand on this side."""
+        if side == "before":
+            return Separators(self.eot, None)
+        return Separators(self.bos, self.eot)
 
 
 @dataclass(frozen=True)
@@ -82,4 +88,4 @@ class TokenizerKind(Protocol):
         """Return the tokenizer. Reads the package and `folder`, never the network."""
 
     def estimate_tokens(self, spec: TokenizerSpec, text_bytes: int, documents: int) -> int:
-        """Return about how many tokens such a text has, separators included."""
+        """Return about how many tokens such a text has, with one separator for each document."""
