@@ -61,8 +61,7 @@ class ExistingTokens:
         """Yield the stream in order, in steps; a document may run across them."""
         counts, reader = self._exported.counts, self._reader
         self._check_ends()
-        for begin in range(0, reader.length, STEP):
-            end = min(begin + STEP, reader.length)
+        for begin, end in self._steps():
             found = reader.documents(begin, end)
             self._check_documents(begin, end, found)
             self._reporter.check()
@@ -72,6 +71,19 @@ class ExistingTokens:
             self._reporter.show_text(end, counts.text_bytes * end // reader.length)
         if self._documents != counts.documents:
             raise self._misfit(f"{counts.documents:,} documents", f"{self._documents:,}")
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """Yield where each step begins and ends: never behind the first token of a document.
+
+        That may be a separator which goes, and then the document would begin in the next step.
+        """
+        begin, reader = 0, self._reader
+        while begin < reader.length:
+            end = min(begin + STEP, reader.length)
+            while end < reader.length and len(reader.documents(end - 1, end).starts):
+                end += 1
+            yield begin, end
+            begin = end
 
     def _with_separators(
         self, begin: int, end: int, starts: NDArray[np.int64]
