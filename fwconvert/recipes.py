@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -146,9 +147,24 @@ class Rules(Part, frozen=True, omit_defaults=True):
     tokenizer_kind: str | None = None
     vocabulary_size: int | None = None
     eot_id: int | None = None
+    # The id that begins each document, if one is written besides the separator, which then ends it.
+    bos_id: int | None = None
 
     def __post_init__(self) -> None:
         use_own_defaults(self)
+
+    @property
+    def separators_each(self) -> int:
+        """How many tokens a document has besides those of its text."""
+        return 1 if self.bos_id is None else 2
+
+    @property
+    def separated(self) -> str:
+        """How documents are separated, in words."""
+        if self.bos_id is not None:
+            return f"the token {self.bos_id} before and {self.eot_id} after each document"
+        which = "a separator" if self.eot_id is None else f"the separator {self.eot_id}"
+        return f"{which} {self.eot} each document"
 
     @property
     def is_filtered(self) -> bool:
@@ -179,6 +195,23 @@ class Rules(Part, frozen=True, omit_defaults=True):
     def shard_format(self) -> Format:
         """The format of the token shards."""
         return formats.find(self.format)
+
+
+@dataclass(frozen=True)
+class Separators:
+    """The tokens that stand before and after the text of each document; None: none does. No text has them."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def each(self) -> int:
+        """How many a document has."""
+        return (self.before is not None) + (self.after is not None)
+
+    def inside(self, begin: int, end: int, *, is_whole: bool) -> slice:
+        """Return where the text of a document is; one that is not whole lacks what stands after it."""
+        return slice(begin + (self.before is not None), end - (is_whole and self.after is not None))
 
 
 class Recipe(Part, frozen=True, dict=True):
@@ -321,11 +354,13 @@ def check_rules(rules: Rules) -> Rules:
 
 
 def _check_tokenizer(rules: Rules) -> None:
-    size, eot = rules.vocabulary_size, rules.eot_id
-    if rules.tokenizer_kind is None and size is None and eot is None:
+    size, eot, bos = rules.vocabulary_size, rules.eot_id, rules.bos_id
+    if rules.tokenizer_kind is None and size is None and eot is None and bos is None:
         return
     sized = size is not None and eot is not None and 0 <= eot < size <= 2**32
-    if rules.tokenizer_kind is None or not sized:
+    # Two separators are told from each other by their ids, and the second ends a document.
+    paired = bos is None or (size is not None and 0 <= bos < size and bos != eot and rules.eot == "after")
+    if rules.tokenizer_kind is None or not sized or not paired:
         raise UsageError(
             message(
                 "these rules do not describe a tokenizer",
@@ -333,6 +368,8 @@ def _check_tokenizer(rules: Rules) -> None:
                 kind=rules.tokenizer_kind,
                 size=size,
                 eot=eot,
+                bos=bos,
+                side=rules.eot,
             )
         )
 

@@ -32,9 +32,19 @@ def add_recipe(parser: Group) -> None:
     add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
 
 
+def _add_separators(add: Callable[..., object], *, changes: bool) -> None:
+    """Add which tokens separate documents."""
+    default = "as in OUT" if changes else "<|endoftext|>"
+    add("--eot-token", metavar="TOKEN", type=values.given,
+        help=f"the separator of documents, by name or id (default: {default})")  # fmt: skip
+    add("--bos-token", metavar="TOKEN", type=values.given,
+        help="begins each document: alone, or with --eot-token, which then ends it")  # fmt: skip
+
+
 def add_shape(group: Group, *, changes: bool = False) -> None:
     """Add the flags that decide the files but not the tokens; for an export, those that may differ."""
     add, same = group.add_argument, "as in OUT"
+    _add_separators(add, changes=changes)
     _add_choices(group, "--format", get_args(FormatName), default=None if changes else "llmc",
         help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
         f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip

@@ -24,7 +24,7 @@ def plan_text(found: Estimate, recipe: Recipe) -> str:
     if found.limit_reached is not None:
         rows["limit"] = _limit_text(found, recipe)
     rows |= {
-        "format": f"{rules.format}, the separator {rules.eot} each document",
+        "format": f"{rules.format}, {rules.separated}",
         "token_shards": _shards_text(found, recipe),
         "validation": _validation_text(found),
         "to_fetch": _to_fetch(found) if needed.fetched_bytes else "nothing: the files are local",

@@ -63,7 +63,7 @@ class EncodedSource:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the documents in order, each with its separator, up to the run's limit."""
-        order, rules = self._order, self._order.context.rules
+        order, rules, spec = self._order, self._order.context.rules, self._tokenizer.spec
         total = parquet.row_count(self._file)
         batches = parquet.batches(self._file, rules.text_column, filters.of(rules))
         for batch in read_ahead(batches, _BATCHES_AHEAD) if order.context.threads > 1 else batches:
@@ -75,7 +75,7 @@ class EncodedSource:
 
             encoded = self._tokenizer.encode(allowed.texts)
             self._audit(allowed, encoded)
-            stream = tokenizer.place_eot(encoded, self._tokenizer.spec.eot, rules.eot)
+            stream = tokenizer.place_eot(encoded, spec.eot, rules.eot, spec.bos)
 
             tokens = stream.tokens
             if order.allowed_tokens is not None:

@@ -26,7 +26,7 @@ def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
         ("Text", f"The column “{rules.text_column}”{_choice(rules)}"),
         (
             "Tokens",
-            f"{rules.tokenizer}, ids of {rules.token_bytes * 8} bits; a separator {rules.eot} each document.",
+            f"{rules.tokenizer}, ids of {rules.token_bytes * 8} bits; {rules.separated}.",
         ),
         ("Token shards", _shards(rules)),
         ("Validation", _validation(rules)),

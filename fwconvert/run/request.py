@@ -27,6 +27,7 @@ from fwconvert.recipes import (
 from fwconvert.sources import catalog, demo, objects
 from fwconvert.store.bucket import Bucket, is_uri
 from fwconvert.tokens import registry
+from fwconvert.tokens.spec import TokenizerSpec
 
 # The demo has about 4 million tokens: small shards show every kind of file.
 DEMO_SHARD_TOKENS = 250_000
@@ -40,6 +41,8 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     version: str | None = None,
     source: str | os.PathLike[str] | None = None,
     tokenizer: str = "gpt2",
+    eot_token: str | int | None = None,
+    bos_token: str | int | None = None,
     format: FormatName = "llmc",  # noqa: A002  # as the flag is called
     eot: EotSide | None = None,
     text_column: str = "text",
@@ -65,13 +68,14 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     given = dict(locals())  # Nothing else is known yet.
     records.check_values(given, get_type_hints(recipe))
     manifest, root = sources(version, None if source is None else os.fspath(source))
-    spec, kind = registry.find(tokenizer), formats.find(format)
+    kind = formats.find(format)
+    spec, side = separated(tokenizer, eot, eot_token, bos_token)
     usual = shape(kind, demo=version == "demo")
     size = usual["shard_tokens"] if shard_tokens is None else shard_tokens
     a_shard = size or (DEMO_SHARD_TOKENS if version == "demo" else SHARD_TOKENS)
     rules = Rules(
         **registry.as_rules(spec),
-        eot=eot or kind.eot,
+        eot=side or kind.eot,
         text_column=text_column,
         shard_tokens=size,
         val_tokens=a_shard if val_tokens is None else val_tokens,
@@ -90,6 +94,47 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     )
     digits = block_digits(manifest.files, rules.block_tokens)
     return Recipe(manifest, check_rules(msgspec.structs.replace(rules, block_digits=digits))).at(root)
+
+
+def separated(
+    tokenizer: str | TokenizerSpec,
+    eot: EotSide | None,
+    eot_token: str | int | None,
+    bos_token: str | int | None,
+) -> tuple[TokenizerSpec, EotSide | None]:
+    """Return a tokenizer with the separators of documents, and their side; None where nobody decides it.
+
+    A tokenizer that a run has already need not be found by its name.
+    """
+    ends, begins = (None if one is None else str(one) for one in (eot_token, bos_token))
+    if isinstance(tokenizer, str):
+        spec = registry.find(tokenizer, ends, begins)
+    else:
+        spec = registry.reseparated(tokenizer, ends, begins)
+    if begins is None:
+        return spec, eot
+    side: EotSide = "before" if ends is None else "after"
+    if ends is not None and eot is not None:
+        raise UsageError(
+            message(
+                "--eot says where one separator is, and here are two: --bos-token begins each document and "
+                "--eot-token ends it",
+                "leave --eot out, or write one separator: drop --bos-token or --eot-token",
+                bos_token=begins,
+                eot_token=ends,
+                eot=eot,
+            )
+        )
+    if eot not in (None, side):
+        raise UsageError(
+            message(
+                "--bos-token begins each document, so it cannot be after it",
+                "leave --eot out, or pass --eot-token instead of --bos-token",
+                bos_token=begins,
+                eot=eot,
+            )
+        )
+    return spec, side
 
 
 def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
@@ -134,8 +179,14 @@ def compression(compress: Compression | None) -> str | None:
 def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
     """Return the rules with the choices in `given`, by the names that they have in `recipe`."""
     changes = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
-    if "tokenizer" in changes:
-        changes |= registry.as_rules(registry.find(changes["tokenizer"]))
+    ends, begins = given.get("eot_token"), given.get("bos_token")
+    if "tokenizer" in changes or (ends, begins) != (None, None):
+        if rules.bos_id is not None:  # Who names one of two leaves the other as it is.
+            ends = rules.eot_id if ends is None else ends
+            begins = rules.bos_id if begins is None else begins
+        tokenizer = changes.get("tokenizer") or registry.of_rules(rules)
+        spec, side = separated(tokenizer, changes.get("eot"), ends, begins)
+        changes |= registry.UNSEPARATED | registry.as_rules(spec) | ({} if side is None else {"eot": side})
     if "compress" in changes:
         changes["compress"] = compression(changes["compress"])
     if changes.get("min_score") is not None:

@@ -224,11 +224,11 @@ def _look(question: _Question) -> _Answer:
 
 def _measured(question: _Question, encoder: tokenizer.Tokenizer) -> list[tuple[int, float]]:
     """Encode made-up text; return how many tokens each batch gave, and in how many seconds."""
-    texts, spent = demo.texts(_DEMO_TEXTS), []
+    texts, spent, spec = demo.texts(_DEMO_TEXTS), [], encoder.spec
     for begin in range(0, len(texts), _DEMO_BATCH):
         batch = pa.array(texts[begin : begin + _DEMO_BATCH], pa.string())
         begun = time.monotonic()
-        stream = tokenizer.place_eot(encoder.encode(batch), encoder.spec.eot, question.rules.eot)
+        stream = tokenizer.place_eot(encoder.encode(batch), spec.eot, question.rules.eot, spec.bos)
         hashlib.sha256(stream.tokens.tobytes())
         spent.append((len(stream.tokens), time.monotonic() - begun))
     return spent
@@ -254,7 +254,8 @@ def _encoded(batch: parquet.TextBatch, rules: Rules, encoder: tokenizer.Tokenize
     """Do with a batch what a worker does; return how many tokens it gives."""
     if encoder is None:
         return registry.estimate_tokens(rules, batch.text_bytes, len(batch.texts))
-    stream = tokenizer.place_eot(encoder.encode(batch.texts), encoder.spec.eot, rules.eot)
+    spec = encoder.spec
+    stream = tokenizer.place_eot(encoder.encode(batch.texts), spec.eot, rules.eot, spec.bos)
     hashlib.sha256(stream.tokens.tobytes())
     return len(stream.tokens)
 
