@@ -88,7 +88,7 @@ class _Logging:
         try:
             self._run = wandb.init(**given)
         except Exception as error:  # noqa: BLE001  # no key, no network, no such project: all of theirs
-            self._say(f"{_told(error)}; logging into a folder instead")
+            self._say(f"{_told(error)}; trying again, into a folder")
             self._run = wandb.init(**given, mode="offline")
         self._run.define_metric("*", step_metric="seconds")
         settings = self._run.settings
