@@ -115,6 +115,15 @@ def start(
         return future, next(iter(set(multiprocessing.active_children()) - before), None)
 
 
+def start_apart(function: Callable[..., None], *given: object) -> BaseProcess:
+    """Call a function in a new process, which the caller ends; `function` calls `prepare` first."""
+    open_standard_streams()
+    with _STARTING, _signals_held(), _main_hidden():
+        process = SPAWN.Process(target=function, args=given)
+        process.start()
+    return process
+
+
 class CallApart(Protocol):
     """Calls a function in a process that it may end; see `call_apart`, which starts one for it."""
 

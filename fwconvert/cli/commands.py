@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fwconvert import records
 from fwconvert.cli import text as wording
@@ -39,6 +39,7 @@ def convert(args: argparse.Namespace) -> int:
     code, _ = _watched(
         recipe,
         args,
+        _Asked("convert", out),
         lambda observer, stop: run.convert(
             recipe, out, options, engine=_engine(args, options), observer=observer, stop=stop
         ),
@@ -67,6 +68,7 @@ def rank(args: argparse.Namespace, given: dict[str, Any]) -> int:
     code, _ = _watched(
         recipe,
         args,
+        _Asked("rank", out, str(number)),
         lambda observer, stop: ranks.convert_rank(
             out, number, options, recipe=recipe, engine=args.engine, observer=observer, stop=stop
         ),
@@ -85,6 +87,7 @@ def merge(args: argparse.Namespace) -> int:
     code, result = _watched(
         recipe,
         args,
+        _Asked("merge", args.out),
         lambda observer, stop: ranks.merge(
             args.out, options, engine=_engine(args, options), observer=observer, stop=stop
         ),
@@ -114,6 +117,7 @@ def export(args: argparse.Namespace) -> int:
     code, _ = _watched(
         exporting.recipe,
         args,
+        _Asked("export", args.new),
         lambda observer, stop: exporting.carry_out(
             args.new, options, engine=_engine(args, options), observer=observer, stop=stop
         ),
@@ -121,9 +125,19 @@ def export(args: argparse.Namespace) -> int:
     return code
 
 
+class _Asked(NamedTuple):
+    """A command that makes or finishes a run, and where that is."""
+
+    command: str
+    out: Path | str
+    # "3 of 16", of a rank.
+    rank: str = ""
+
+
 def _watched(
     recipe: Recipe,
     args: argparse.Namespace,
+    asked: "_Asked",
     work: "Callable[[Observer, StopSwitch], Result]",
     *,
     tells: bool = True,
@@ -133,8 +147,14 @@ def _watched(
 
     notes_as_json(wanted=args.progress == "json")
     try:
-        with progress.choose(quiet=args.quiet, mode=args.progress) as observer, _stopping() as stop:
+        with (
+            progress.choose(quiet=args.quiet, mode=args.progress) as shown,
+            _stopping() as stop,
+            _logged(recipe, args, asked, shown, stop.switch) as (observer, log_result),
+        ):
             result = work(observer, stop.switch)
+            code = _exit_code(result, stop.signal)
+            log_result(wording.end_facts(result, code))
     except Stopped as error:  # before any work began
         note(f"fwconvert: {error}")
         return 128 + stop.signal, None
@@ -147,10 +167,30 @@ def _watched(
         note(f"fwconvert: {line}")
     if result.foreign:
         note(f"fwconvert: {wording.foreign_text(result.foreign)}")
-    code = 128 + stop.signal if result.stopped else 0 if result.complete and not result.foreign else 1
     if args.progress == "json" and not args.quiet:
         note_event("end", **wording.end_facts(result, code))
     return code, result
+
+
+def _exit_code(result: "Result", stopped_by: int) -> int:
+    if result.stopped:
+        return 128 + stopped_by
+    return 0 if result.complete and not result.foreign else 1
+
+
+@contextmanager
+def _logged(
+    recipe: Recipe, args: argparse.Namespace, asked: "_Asked", observer: "Observer", stop: "StopSwitch"
+) -> "Iterator[tuple[Observer, Callable[[dict[str, object]], None]]]":
+    """Have an observer that logs to Weights & Biases, too, if that is asked for; and what logs the result."""
+    if args.wandb is None:
+        yield observer, lambda _: None
+        return
+    from fwconvert.cli import wandb  # noqa: PLC0415  # loads what a run needs, and nothing of wandb
+
+    session = wandb.session(args.wandb, asked.command, asked.out, recipe, asked.rank)
+    with wandb.WandbObserver(session, observer, stop) as logging:
+        yield logging, logging.log_result
 
 
 def repair(args: argparse.Namespace) -> int:
@@ -162,6 +202,7 @@ def repair(args: argparse.Namespace) -> int:
     code, result = _watched(
         wanted.recipe,
         args,
+        _Asked("repair", args.out),
         lambda observer, stop: wanted.carry_out(engine=_engine(args, options), observer=observer, stop=stop),
         tells=False,
     )

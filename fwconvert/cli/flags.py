@@ -202,6 +202,14 @@ def add_display(group: Group) -> None:
     group.add_argument("--quiet", action="store_true", help="print errors only")
 
 
+def add_wandb(group: Group) -> None:
+    """Add a project of Weights & Biases that is shown the session."""
+    group.add_argument(
+        "--wandb", metavar="PROJECT", type=values.wandb_project,
+        help="log progress, faults and the page to Weights & Biases, too ([ENTITY/]PROJECT)",
+    )  # fmt: skip
+
+
 def add_run(parser: Group) -> None:
     """Add the run that a command is about."""
     parser.add_argument(

@@ -84,7 +84,6 @@ def _field(name: str, style: str = "none", justify: JustifyMethod = "left") -> T
 class _Line(NamedTuple):
     """A job, or a download."""
 
-    key: str
     title: str
     node: str
     done: float
@@ -113,7 +112,8 @@ class Picture:
             _field("detail"),
             console=console,
         )
-        self._ids: dict[str, TaskID] = {}
+        # Of the lines from above: jobs stay above downloads, whichever began first.
+        self._ids: list[TaskID] = []
         self._live: Live | None = None
         # What is on the screen, and how wide that was.
         self._drawn: tuple[RenderableType, int] = ("", 0)
@@ -152,12 +152,12 @@ class Picture:
 
     def _set_lines(self, lines: Iterable[_Line], width: int) -> None:
         self._bars.bar_width = max(4, min(20, width // 5))
-        before, self._ids = self._ids, {}
-        for line in lines:
-            task = before.pop(line.key, None)
-            if task is None:
-                task = self._lines.add_task("", total=1.0, share="", detail="", style="")
-            self._ids[line.key] = task
+        lines = list(lines)
+        while len(self._ids) < len(lines):
+            self._ids.append(self._lines.add_task("", total=1.0, share="", detail="", style=""))
+        while len(self._ids) > len(lines):
+            self._lines.remove_task(self._ids.pop())
+        for task, line in zip(self._ids, lines, strict=True):
             self._lines.update(
                 task,
                 description=line.title,
@@ -166,8 +166,6 @@ class Picture:
                 detail=line.detail + (f" on {line.node}" if line.node and width >= _NARROW else ""),
                 style=line.style,
             )
-        for task in before.values():
-            self._lines.remove_task(task)
 
     def _draw(self, picture: RenderableType) -> None:
         if self._live is None:
@@ -204,7 +202,7 @@ def _plain(text: str, style: str = "") -> Text:
 def _jobs(snapshot: Snapshot) -> Iterable[_Line]:
     for job in snapshot.running:
         detail = f"{humanised(job.tokens)} tokens"
-        yield _Line(f"job {job.key}", job.title, job.node, job.fraction, detail, "cyan")
+        yield _Line(job.title, job.node, job.fraction, detail, "cyan")
 
 
 def _downloads(snapshot: Snapshot, outlook: Outlook, *, has_room: bool) -> Iterable[_Line]:
@@ -215,4 +213,4 @@ def _downloads(snapshot: Snapshot, outlook: Outlook, *, has_room: bool) -> Itera
         speed = "" if rate is None else f" at {megabytes(rate)} MB/s"
         detail = f"{megabytes(one.bytes)} MB{speed}"
         done = one.bytes / max(1, one.size)
-        yield _Line(f"download {one.title}", one.title, one.node, done, detail, "blue")
+        yield _Line(one.title, one.node, done, detail, "blue")

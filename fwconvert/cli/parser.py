@@ -137,6 +137,7 @@ def program() -> Parser:
     flags.add_out(group)
     flags.add_encoding(group)
     flags.add_display(group)
+    flags.add_wandb(group)
     flags.add_work(parser.add_argument_group("work"))
     flags.add_fetching(parser.add_argument_group("fetching").add_argument)
     ranks = parser.add_argument_group("more than one machine")
@@ -231,6 +232,7 @@ def _fill_repair(parser: Parser) -> None:
         help="where the sources are now, or s3://... (default: where they were, or the hub)",
     )  # fmt: skip
     flags.add_display(parser)
+    flags.add_wandb(parser)
     group = parser.add_argument_group("with what (no byte of the output depends on it)")
     flags.add_encoding(group)
     flags.add_work(group, rehash=False)
@@ -285,6 +287,7 @@ def _fill_export(parser: Parser) -> None:
         help="a new folder, or s3://...",
     )  # fmt: skip
     flags.add_display(parser)
+    flags.add_wandb(parser)
     flags.add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
     flags.add_work(parser.add_argument_group("work (no byte of the output depends on it)"))
     flags.add_engine(parser.add_argument_group("more than one machine"))
@@ -294,6 +297,7 @@ def _fill_merge(parser: Parser) -> None:
     flags.add_run(parser)
     flags.add_world(parser)
     flags.add_display(parser)
+    flags.add_wandb(parser)
     flags.add_work(parser.add_argument_group("work (no byte of the output depends on it)"))
     flags.add_engine(parser.add_argument_group("more than one machine"))
 

@@ -165,14 +165,15 @@ class JsonProgress:
             self._due = now + _JSON_SECONDS
 
     def _tell(self, snapshot: Snapshot) -> None:
-        self._write(event_line("progress", **_facts(snapshot, self._outlook)))
+        self._write(event_line("progress", **facts(snapshot, self._outlook)))
 
     def _write(self, line: str) -> None:
         self._stream.write(line)
         self._stream.flush()
 
 
-def _facts(snapshot: Snapshot, outlook: Outlook) -> dict[str, object]:
+def facts(snapshot: Snapshot, outlook: Outlook) -> dict[str, object]:
+    """Return how far a run is, for programs; REFERENCE.md has the keys."""
     found = outlook.forecast()
     fetches = snapshot.fetched is not None
     return {

@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import util
 from pathlib import Path
 
 from fwconvert.errors import message
@@ -39,6 +40,24 @@ def path(text: str) -> Path:
 def place(text: str) -> Path | str:
     """Return a place of a run: a path, or the address of a prefix in an object store as it is."""
     return text if is_uri(text) else path(text)
+
+
+def wandb_project(text: str) -> str:
+    """Return [ENTITY/]PROJECT of Weights & Biases, if there is wandb: before anything is done for a run."""
+    names = text.split("/")
+    if not 1 <= len(names) <= 2 or not all(names) or not re.fullmatch(r"[^\\#?%:]{1,128}", names[-1]):
+        raise _wrong(
+            "is no project of Weights & Biases",
+            "give a name without \\ # ? % or :, or ENTITY/NAME",
+            given=text or "nothing",
+        )
+    found = util.find_spec("wandb")
+    if found is None or found.origin is None:  # A folder that wandb has made here is not wandb.
+        raise _wrong(
+            "needs the package wandb, which is not installed",
+            "pip install 'fwconvert[wandb]', or leave --wandb out",
+        )
+    return text
 
 
 def rank(text: str) -> str:

@@ -181,7 +181,8 @@ def test_a_run_that_fetches_shows_what_limits_it_first_and_its_downloads(clock: 
         if tick == seconds * 4:
             stream.seek(0)
             stream.truncate()
-        terminal.update(at(0.25, fetched=fetched, downloads=downloads, running=[job()], **now))
+        running = [job()] if tick > seconds else []  # Below jobs even if they were there first.
+        terminal.update(at(0.25, fetched=fetched, downloads=downloads, running=running, **now))
         clock.now += 0.25
     lines = [line.rstrip() for line in without_codes(stream.getvalue()).strip("\n").splitlines()]
     terminal.__exit__()

@@ -197,3 +197,14 @@ def test_files_named_in_the_architecture_are_there() -> None:
 @pytest.mark.parametrize(("name", "most"), [("README.md", 190), ("ARCHITECTURE.md", 130)])
 def test_what_a_newcomer_reads_first_is_short(name: str, most: int) -> None:
     assert len((REPOSITORY / name).read_text().splitlines()) <= most
+
+
+def test_the_pictures_of_readme_are_there_small_and_ask_nobody_for_anything() -> None:
+    shown = re.findall(r"^!\[[^]]{40,}\]\((\S+)\)$", README, re.MULTILINE)
+    assert shown == ["docs/terminal.svg", "docs/page.png"]
+    assert sorted(shown) == sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").iterdir())
+    for name in shown:
+        assert 1000 < (REPOSITORY / name).stat().st_size < 200_000
+    drawn = (REPOSITORY / shown[0]).read_text()
+    assert "% \N{MIDDLE DOT} " in drawn.replace("&#160;", " ")
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)|@import|<script", drawn)
