@@ -149,6 +149,9 @@ class Rules(Part, frozen=True, omit_defaults=True):
     eot_id: int | None = None
     # The id that begins each document, if one is written besides the separator, which then ends it.
     bos_id: int | None = None
+    # Of formats that have windows, the tokens of one; of tables, what decides their bytes: "pyarrow 26.0.1".
+    sequence_length: int | None = None
+    writer: str | None = None
 
     def __post_init__(self) -> None:
         use_own_defaults(self)
@@ -194,7 +197,15 @@ class Rules(Part, frozen=True, omit_defaults=True):
     @property
     def shard_format(self) -> Format:
         """The format of the token shards."""
-        return formats.find(self.format)
+        if self.sequence_length is None:
+            return formats.find(self.format)
+        longest = max(self.val_tokens, self.shard_tokens * (2 if self.last == "merge" else 1))
+        return formats.windowed(self.format, self.sequence_length, longest)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the tokens of a shard have to be unpacked, so that they cannot be mapped."""
+        return self.compress is not None or formats.find(self.format).is_table
 
 
 @dataclass(frozen=True)
@@ -333,6 +344,8 @@ def is_safe(path: str) -> bool:
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
     records.check(rules)
+    kind = formats.find(rules.format)
+    _check_windows(rules, kind)
     kind = rules.shard_format
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:
@@ -349,6 +362,7 @@ def check_rules(rules: Rules) -> Rules:
         raise UsageError(message("block numbers cannot have this many digits", digits=rules.block_digits))
     _check_tokenizer(rules)
     _check_compression(rules)
+    _check_writer(rules, kind)
     _check_choice(rules)
     return rules
 
@@ -372,6 +386,36 @@ def _check_tokenizer(rules: Rules) -> None:
                 side=rules.eot,
             )
         )
+
+
+def _check_windows(rules: Rules, kind: Format) -> None:
+    length = rules.sequence_length
+    if (length is not None) != kind.has_windows:
+        raise UsageError(
+            message(
+                f"--format {kind.name} needs --sequence-length, the tokens of a sample"
+                if kind.has_windows
+                else f"--format {kind.name} has no samples: trainers choose their length",
+                "give --sequence-length" if kind.has_windows else "leave --sequence-length out",
+                given=length,
+            )
+        )
+    most = rules.shard_tokens
+    if length is not None and not formats.LEAST_SEQUENCE_LENGTH <= length <= most:
+        raise UsageError(
+            message(
+                "--sequence-length is out of range: a sample lies within a token shard",
+                f"choose a number from {formats.LEAST_SEQUENCE_LENGTH} to --shard-tokens ({most:,})",
+                given=f"{length:,}",
+            )
+        )
+
+
+def _check_writer(rules: Rules, kind: Format) -> None:
+    writer = rules.writer or ""
+    if bool(writer) != kind.is_table or (writer and not re.fullmatch(r"pyarrow [0-9A-Za-z.+]{1,40}", writer)):
+        wrong = "these rules do not say who writes the files"
+        raise UsageError(message(wrong, format=kind.name, writer=ascii(rules.writer)))
 
 
 def _check_compression(rules: Rules) -> None:

@@ -104,7 +104,7 @@ def merge(args: argparse.Namespace) -> int:
     elif not args.quiet:
         _mention(wording.outcome(result, recipe))
         if result.complete:
-            _mention(wording.what_next(result))
+            _mention(wording.what_next(result, recipe.rules))
     return code
 
 
@@ -162,7 +162,7 @@ def _watched(
         _mention(wording.outcome(result, recipe))
         if result.complete and not result.rank:
             is_demo = getattr(args, "version", None) == "demo"
-            _mention(wording.what_next(result, is_demo=is_demo))
+            _mention(wording.what_next(result, recipe.rules, is_demo=is_demo))
     for line in wording.failures(result):
         note(f"fwconvert: {line}")
     if result.foreign:

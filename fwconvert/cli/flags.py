@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeAlias, get_args
 
+from fwconvert import formats
 from fwconvert.cli import values
 from fwconvert.formats import FormatName
 
@@ -47,8 +48,10 @@ def add_shape(group: Group, *, changes: bool = False) -> None:
     _add_separators(add, changes=changes)
     _add_choices(group, "--format", get_args(FormatName), default=None if changes else "llmc",
         help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
-        f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip
-    side = f"{same}, or that of a new --format" if changes else "before for llmc and npy, else after"
+        "megatron: Megatron-LM; datatrove: nanotron; nemo: NeMo Automodel; litdata: LitGPT; "
+        "mds: LLM Foundry; parquet: a row of input_ids for each document "
+        f"(default: {same if changes else 'llmc'})")  # fmt: skip
+    side = f"{same}, or that of a new --format" if changes else "before for llmc, npy and nemo, else after"
     _add_choices(
         group, "--eot", ("before", "after"), help=f"where a document's separator is (default: {side})"
     )
@@ -66,6 +69,9 @@ def add_shape(group: Group, *, changes: bool = False) -> None:
     _add_choices(group, "--compress", ("none", "zstd"), default=None if changes else "none",
         help="zstd: shards to be shipped, not memory-mapped (llmc, npy, raw) "
         f"(default: {same if changes else 'none'})")  # fmt: skip
+    add("--sequence-length", metavar="N", type=values.count(formats.LEAST_SEQUENCE_LENGTH, "tokens"),
+        help="tokens in a sample (mds) "
+        f"(default: {same if changes else formats.SEQUENCE_LENGTH})")  # fmt: skip
     add("--name", metavar="PREFIX",
         help=f"prefix of file names (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 

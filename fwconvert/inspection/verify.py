@@ -20,6 +20,7 @@ from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
+from fwconvert.shards import listings
 from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.store import base, layout, receipts, run_manifest
 from fwconvert.store.base import Store
@@ -195,6 +196,9 @@ def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
         yield Problem(name, "is not in the run manifest")
     for name in found.foreign:
         yield Problem(name, "is not part of this run, but a trainer would read it")
+    if manifest.headline.complete:
+        for name, what in listings.problems(store, manifest.rules, manifest.shards):
+            yield Problem(name, what)
     for name in sorted(store.list(layout.TEMPORARY, folders=True)):
         yield Problem(f"{layout.TEMPORARY}/{name}", "was left behind by a crash")
     yield from _receipt_problems(store, manifest)

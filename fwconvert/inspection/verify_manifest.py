@@ -176,7 +176,7 @@ def _shards(account: Account) -> Iterator[Problem]:
 
 def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
     size = rules.shard_format.header_bytes + line.tokens * rules.token_bytes
-    if line.bytes != size and not rules.compress:
+    if line.bytes != size and not rules.is_packed:
         yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
     beside, wanted = [file.name for file in line.sidecars], layout.sidecars(rules, line.name)
     if beside != wanted:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of
 from fwconvert.recipes import Rules, Separators
-from fwconvert.shards import shard
+from fwconvert.shards import shard, table
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
 from fwconvert.store.base import Store
@@ -267,7 +267,10 @@ class _Auditor:
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
         """Read all tokens, report their problems, and return what each segment holds."""
         found = []
-        with self._reporting(self.shard_file), shard.opened(path := self._path(self.shard_file)) as file:
+        with (
+            self._reporting(self.shard_file),
+            shard.opened(path := self._path(self.shard_file), self.rules) as file,
+        ):
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.shard_format):
                 self._report(self.shard_file, "has bytes other than zero at the end of its header")
@@ -275,13 +278,19 @@ class _Auditor:
                 counts, ends_with_eot = scan.read(first, end)
                 inside = _between(entries, first, end)
                 found.append(self._stretch(first, counts, inside, ends_with_eot=ends_with_eot))
-            found_hash = sha256_of(path) if self.rules.compress else scan.digest.hexdigest()
+            found_hash = sha256_of(path) if self.rules.is_packed else scan.digest.hexdigest()
             self._compare_hash(self.shard_file, found_hash, self.line.sha256)
             self._report_scan(scan)
         return found
 
     def sidecars(self, spans: Spans | None) -> None:
-        """Compare the sidecar files with their lines, and with what follows from the shard."""
+        """Compare the sidecar files, and the rows of a table, with their lines and with what follows."""
+        if self.rules.shard_format.is_table and spans is not None:
+            with self._reporting(self.shard_file):
+                if (at := table.first_misfit(self._path(self.shard_file), spans)) >= 0:
+                    self._report(
+                        self.shard_file, f"has rows that do not match the document index from token {at:,} on"
+                    )
         lines = {line.name: line for line in self.line.sidecars}
         wanted = layout.sidecars(self.rules, self.line.name)
         for suffix, name in zip(self.rules.shard_format.sidecars, wanted, strict=True):

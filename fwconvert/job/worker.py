@@ -332,7 +332,7 @@ def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator
     ):
         _check_length(path, token_count(path, rules.token_type, rules.shard_format), whole)
         index = read_index(index_path, rules.shard_format)
-        with opened(path) as file:
+        with opened(path, rules) as file:
             file.read(rules.shard_format.header_bytes)
             yield from _pieces(
                 lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole

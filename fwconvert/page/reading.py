@@ -260,7 +260,7 @@ class Reader:
         """Return tokens of a token shard: read from their place, or unpacked if it is compressed."""
         line, rules = self.line(name), self._run.manifest.rules
         kind, wanted = rules.shard_format, max(0, end - begin)
-        if rules.compress:
+        if rules.is_packed:
             with self._run.store.on_disk(layout.shard(line.name)) as path:
                 tokens = shard.read_tokens(path, rules.token_type, kind, line.tokens)
                 return np.array(tokens[begin:end])

@@ -50,6 +50,7 @@ class Changes(TypedDict, total=False):
     layout: Layout | None
     last: Last | None
     compress: request.Compression | None
+    sequence_length: int | None
     name: str | None
 
 
@@ -65,8 +66,8 @@ def export(
 ) -> Result:
     """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    Changes are format, eot_token, bos_token, eot, shard_tokens, val_tokens, layout,
-    last, compress and name. Nothing is tokenised again. Returns and raises as `convert` does, and
+    Changes are format, eot_token, bos_token, eot, shard_tokens, val_tokens, layout, last,
+    compress, sequence_length and name. Nothing is tokenised again. Returns and raises as `convert` does, and
     goes on like it after a crash.
     """
     return Export(run, changes).carry_out(
@@ -108,6 +109,8 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     given = _of_format(recipe, kind) | _of_separators(old, kind, given) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
     given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
+    length = old.sequence_length if kind.has_windows else None
+    given |= request.windows(kind, given.get("sequence_length", length))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)

@@ -51,6 +51,7 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     layout: Layout | None = None,
     last: Last | None = None,
     compress: Compression | None = None,
+    sequence_length: int | None = None,
     name: str | None = None,
     min_score: float | None = None,
     min_int_score: int | None = None,
@@ -85,6 +86,7 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
         block_digits=1,
         last=last or usual["last"],
         compress=compression(compress),
+        **windows(kind, sequence_length),
         # One number, one text: 3 and 3.0, or 0 and -0.0, are no two recipes.
         min_score=None if min_score is None else float(min_score) + 0.0,
         min_int_score=min_int_score,
@@ -176,6 +178,17 @@ def compression(compress: Compression | None) -> str | None:
     return f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}, level {formats.ZIP_LEVEL}"
 
 
+def windows(kind: Format, sequence_length: int | None) -> dict[str, Any]:
+    """Return the rules that formats with windows, and tables, have beside the others."""
+    if kind.has_windows and sequence_length is None:
+        sequence_length = formats.SEQUENCE_LENGTH
+    if not kind.is_table:
+        return {"sequence_length": sequence_length, "writer": None}
+    from fwconvert.shards import table  # noqa: PLC0415  # loads pyarrow
+
+    return {"sequence_length": sequence_length, "writer": table.writer()}
+
+
 def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
     """Return the rules with the choices in `given`, by the names that they have in `recipe`."""
     changes = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
@@ -187,6 +200,10 @@ def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
         tokenizer = changes.get("tokenizer") or registry.of_rules(rules)
         spec, side = separated(tokenizer, changes.get("eot"), ends, begins)
         changes |= registry.UNSEPARATED | registry.as_rules(spec) | ({} if side is None else {"eot": side})
+    if "format" in changes or "sequence_length" in changes:
+        kind = formats.find(changes.get("format", rules.format))
+        length = changes.get("sequence_length", rules.sequence_length if kind.has_windows else None)
+        changes |= windows(kind, length)
     if "compress" in changes:
         changes["compress"] = compression(changes["compress"])
     if changes.get("min_score") is not None:
