@@ -15,7 +15,7 @@ from fwconvert.errors import ShardError, message
 from fwconvert.job.orders import ConvertOrder, Exported, Reporter
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
-from fwconvert.sources.parquet import Proof
+from fwconvert.sources.reading import Proof
 from fwconvert.store.local import open_store
 from fwconvert.tokens import registry
 
