@@ -24,6 +24,8 @@ MOST_BATCH_BYTES = 2**30
 _MOST_METADATA = 4 * 2**20
 _MOST_FOOTER = 64 * 2**20
 _MOST_ROWS = 2**31 - 1
+# Before the footer: the mark of the end, and padding.
+_MOST_GAP = 128
 
 # Numbers of the format (Message.fbs, File.fbs).
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
@@ -87,6 +89,7 @@ def _of_file(file: io.RawIOBase) -> Iterator[Message]:
     if first is None or first.kind != SCHEMA:
         raise ValueError("it does not begin with a schema")
     yield first
+    last = first.end
     for kind, field in ((DICTIONARY, 2), (BATCH, 3)):
         begin, count = footer.vector(field, _BLOCK.size)
         for number in range(count):
@@ -95,6 +98,10 @@ def _of_file(file: io.RawIOBase) -> Iterator[Message]:
             if found is None or found.kind != kind:
                 raise ValueError("its footer names a message that is not there")
             yield found
+            last = max(last, found.end)
+    # Two files in one: the footer of the second would fit the messages of the first.
+    if not 0 <= size - 10 - length - last <= _MOST_GAP:
+        raise ValueError("there is something between its last batch and its footer")
 
 
 def _message(file: io.RawIOBase, at: int) -> Message | None:
