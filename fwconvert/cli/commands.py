@@ -444,7 +444,7 @@ def _named(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
-def _default_out(version: str | None, source: str | None) -> Path:
+def _default_out(version: str | None, source: object) -> Path:
     if version is None and source is not None:
         raise UsageError(message("--out is missing", "pass --out DIR"))
     return Path(f"edu_fineweb{Path(version or '').stem}")

@@ -21,10 +21,11 @@ def add_recipe(parser: Group) -> None:
     source.add_argument(
         "--source",
         metavar="DIR|GLOB|FILE",
+        action="append",
         type=values.given,
-        help="parquet files on this machine, or s3://...",
+        help="parquet, jsonl (.gz, .zst) or Arrow files on this machine, or s3://...; several times",
     )
-    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text")
+    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text; or a.b.c")
     recipe = parser.add_argument_group("what to make (part of the recipe)")
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",

@@ -25,7 +25,7 @@ from fwconvert.options import parse_count
 from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import Rules, SourceShard
 from fwconvert.records import Part
-from fwconvert.sources import catalog, parquet
+from fwconvert.sources import catalog, readers, reading
 from fwconvert.sources.objects import ObjectFiles
 from fwconvert.store import layout, saved_recipe
 from fwconvert.store.bucket import is_uri
@@ -122,20 +122,20 @@ def _answer(question: _Question) -> RowLabels:
     """Return the labels of a row; raise SourceError if it gives other tokens."""
     copy, text_column = question.copy, question.rules.text_column
     if isinstance(copy.place, Path):
-        there = parquet.size_of(copy.place)
+        there = reading.size_of(copy.place)
         if there != copy.file.bytes:
             raise SourceError(_wrong_file(copy.name, f"it has {there:,} bytes"))
-        row = parquet.read_row(copy.place, copy.name, question.row, text_column)
+        file: Path | RangedFile = copy.place
     else:
         name, revision = copy.place
-        remote = RangedFile(Dataset(name, revision) if revision else ObjectFiles(name), copy.file)
-        row = parquet.read_row(remote, copy.name, question.row, text_column)
+        file = RangedFile(Dataset(name, revision) if revision else ObjectFiles(name), copy.file)
+    row = readers.of(copy.file.path, file).read_row(file, copy.name, question.row, text_column)
     if not _matches(row, question):
         raise SourceError(_wrong_file(copy.name, f"row {question.row:,} has a different text"))
     return RowLabels(row.id, row.url)
 
 
-def _matches(row: parquet.Row, question: _Question) -> bool:
+def _matches(row: reading.Row, question: _Question) -> bool:
     """Return whether a row's text gives the tokens of the document, as far as the run has them."""
     encoder = registry.load(registry.of_rules(question.rules), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens

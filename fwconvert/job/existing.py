@@ -17,7 +17,7 @@ from fwconvert.job.orders import ConvertOrder, Exported, Reporter
 from fwconvert.recipes import Separators
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
-from fwconvert.sources.parquet import Proof
+from fwconvert.sources.reading import Proof
 from fwconvert.store.local import open_store
 from fwconvert.tokens import registry
 

@@ -49,7 +49,7 @@ from fwconvert.shards.shard import (
     tail_index_type,
     token_count,
 )
-from fwconvert.sources.parquet import Proof
+from fwconvert.sources.reading import Proof
 from fwconvert.store import layout, receipts
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store

@@ -1,13 +1,13 @@
 """From what a user asks for, by names and flags, to a recipe and the folder of its files."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from fwconvert import formats, records
+from fwconvert import formats, kinds, records
 from fwconvert import where as expressions
 from fwconvert.errors import UsageError, message
 from fwconvert.formats import Format, FormatName
@@ -39,7 +39,7 @@ Compression = Literal["none", "zstd"]
 def recipe(  # noqa: PLR0913  # every choice is one of its own
     *,
     version: str | None = None,
-    source: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     tokenizer: str = "gpt2",
     eot_token: str | int | None = None,
     bos_token: str | int | None = None,
@@ -59,7 +59,7 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     limit_documents: int | None = None,
     limit_tokens: int | None = None,
 ) -> Recipe:
-    """Return the recipe of a published version, or of the parquet files that `source` names.
+    """Return the recipe of a published version, or of the files of text that `source` names: one, or several.
 
     The choices are the flags of the command line, and mean the same. None is the
     default, which may depend on the other choices. The recipe remembers where its
@@ -67,8 +67,11 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     carried out; writes nothing but the demo's files, in their cache.
     """
     given = dict(locals())  # Nothing else is known yet.
-    records.check_values(given, get_type_hints(recipe))
-    manifest, root = sources(version, None if source is None else os.fspath(source))
+    if isinstance(source, list | tuple):
+        given["source"] = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in source]
+    types = get_type_hints(recipe) | {"source": str | os.PathLike[str] | list[str] | None}
+    records.check_values(given, types)
+    manifest, root = sources(version, given["source"])
     kind = formats.find(format)
     spec, side = separated(tokenizer, eot, eot_token, bos_token)
     usual = shape(kind, demo=version == "demo")
@@ -213,29 +216,32 @@ def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
     return msgspec.structs.replace(rules, **changes)
 
 
-def sources(version: str | None, source: str | None) -> tuple[SourceManifest, Path | str | None]:
+def sources(
+    version: str | None, source: str | os.PathLike[str] | Sequence[str] | None
+) -> tuple[SourceManifest, Path | str | None]:
     """Return the files that are meant, and the folder that their paths start from if they are here."""
+    named = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [*(source or ())]
     if version is None:
-        if source is None:
+        if not named:
             raise UsageError(
                 message(
                     "there is nothing to convert",
-                    "pass --version demo to try it, --version 10B, or --source DIR with parquet files",
+                    f"pass --version demo to try it, --version 10B, or --source DIR with {kinds.ALL}",
                 )
             )
-        return objects.find(source) if is_uri(source) else catalog.local(source)
+        return _named(named)
     manifest = catalog.find(version)
     if manifest.dataset == "demo":
-        if source is not None:
+        if named:
             raise UsageError(
                 message(
                     "--source cannot be combined with --version demo, which generates its own files",
                     "drop --source to see the demo, or --version to convert your files",
-                    source=source,
+                    source=named[0],
                 )
             )
         return _demo(manifest)
-    if source is None:
+    if not named:
         if manifest.dataset == catalog.LOCAL:
             raise UsageError(
                 message(
@@ -245,12 +251,30 @@ def sources(version: str | None, source: str | None) -> tuple[SourceManifest, Pa
                 )
             )
         return manifest, None
-    if is_uri(source):
-        return manifest, Bucket.at(source).uri
-    root = Path(source).expanduser()
+    if len(named) > 1:
+        action = "name the one folder that holds the files of the version"
+        raise UsageError(message("--version takes one --source", action, given=f"{len(named)} times"))
+    if is_uri(named[0]):
+        return manifest, Bucket.at(named[0]).uri
+    root = Path(named[0]).expanduser()
     if not root.is_dir():
-        raise UsageError(message("--source must be a folder when --version is given", source=source))
+        raise UsageError(message("--source must be a folder when --version is given", source=named[0]))
     return manifest, root
+
+
+def _named(sources: Sequence[str]) -> tuple[SourceManifest, Path | str]:
+    """Return the files that several folders, patterns or addresses name, in that order."""
+    remote = [one for one in sources if is_uri(one)]
+    if remote and len(remote) < len(sources):
+        raise UsageError(
+            message(
+                "several --source of one run are all on this machine, or all in one bucket",
+                "copy some of them, or convert them one by one",
+                here=next(one for one in sources if not is_uri(one)),
+                in_a_bucket=remote[0],
+            )
+        )
+    return objects.find_several(sources) if remote else catalog.several(sources)
 
 
 def _demo(manifest: SourceManifest) -> tuple[SourceManifest, Path]:
