@@ -9,6 +9,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     jobs = args.jobs or len(os.sched_getaffinity(0))
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         rows = [*_rows(_all_points(pool), rng, full=args.full)]
         rows = [row for row in rows if any(word in row.title for word in args.only.split(","))]
@@ -193,7 +195,8 @@ def _run_row(row: Row, pool: ProcessPoolExecutor) -> None:
             if not row.must_fail:
                 _log(f"  FAILED {row.problems[-1]}")
         if row.checks % 100 == 0:
-            _log(f"  {row.title}: {row.checks:,} of {len(row.tasks):,}, {row.failed} failed")
+            made = f"{row.checks:,} of {len(row.tasks):,}, {row.faults:,} faults"
+            _log(f"  {row.title}: {made}, {row.failed} failed")
     _log(f"{row.title}: {row.checks:,} checks, {row.failed} failed, {row.seconds:.0f} s")
 
 
