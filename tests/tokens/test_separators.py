@@ -109,6 +109,13 @@ def test_a_side_that_contradicts_is_refused(given: dict[str, Any]) -> None:
         recipe(version="10B", tokenizer="cl100k_base", **given)
 
 
+def test_an_estimate_without_a_tokenizer_counts_both() -> None:
+    one = recipe(version="10B", tokenizer="cl100k_base").rules
+    both = recipe(version="10B", tokenizer="cl100k_base", eot_token=100257, bos_token=100276).rules
+    tokens = registry.estimate_tokens(one, 10_000_000, 3000)
+    assert registry.estimate_tokens(both, 10_000_000, 3000) == tokens + 3000
+
+
 @pytest.mark.parametrize(
     "damage",
     [
