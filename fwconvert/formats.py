@@ -74,6 +74,8 @@ class Trap:
     token_bytes: tuple[int, ...] = (2, 4)
     # The number of training shards to which it applies; None: any.
     train_shards: int | None = None
+    # How many separators a document has where it applies.
+    separators: tuple[int, ...] = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,14 @@ class Format:
             return self.most_tokens
         return min(self.most_tokens, (self.most_bytes - self.header_bytes) // token_bytes)
 
-    def warnings(self, token_bytes: int, train_shards: int | None = None) -> list[str]:
+    def warnings(self, token_bytes: int, train_shards: int | None = None, separators: int = 1) -> list[str]:
         """Return the warnings for a run; `train_shards` is None while their number is not known yet."""
         return [
             trap.text
             for trap in self.traps
-            if token_bytes in trap.token_bytes and trap.train_shards in (None, train_shards)
+            if token_bytes in trap.token_bytes
+            and trap.train_shards in (None, train_shards)
+            and separators in trap.separators
         ]
 
     def check_name(self, name: str) -> None:
@@ -297,6 +301,11 @@ LLMC = Format(
             "these tokens are uint32: llm.c's train_llama3.py reads them, its other programs, modded-nanogpt "
             "and NeMo Automodel read uint16 alone, as --tokenizer gpt2 gives it",
             token_bytes=(4,),
+        ),
+        Trap(
+            "each document has two separators: a trainer that looks for where documents start "
+            "(modded-nanogpt, NeMo Automodel) has to look for the first, that of --bos-token",
+            separators=(2,),
         ),
     ),
 )

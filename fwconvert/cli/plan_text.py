@@ -33,7 +33,7 @@ def plan_text(found: Estimate, recipe: Recipe) -> str:
         **_pace_rows(found),
         "estimated_from": _sample_text(found),
     }
-    warnings = rules.shard_format.warnings(rules.token_bytes)
+    warnings = rules.shard_format.warnings(rules.token_bytes, separators=rules.separators_each)
     return message("this is what the run needs", *_advice(found), *warnings, **rows)
 
 

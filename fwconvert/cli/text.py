@@ -173,7 +173,7 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.headline.documents:
         return [_why_nothing(result.headline, recipe.rules)]
     head, rules = result.headline, recipe.rules
-    traps = rules.shard_format.warnings(rules.token_bytes, head.train_shards)
+    traps = rules.shard_format.warnings(rules.token_bytes, head.train_shards, rules.separators_each)
     return [*_about_splits(result, rules), *_about_limit(head, rules), *traps]
 
 

@@ -22,13 +22,14 @@ from runner import shards, tree
 
 import fwconvert
 from fwconvert.errors import UsageError
+from fwconvert.formats import FormatName
 from fwconvert.inspection.reader import RunReader
 from fwconvert.options import Options
 
 BOS, EOT = 100276, 100257
 BOTH: dict[str, Any] = {"bos_token": BOS, "eot_token": EOT}
 SIZE = 40
-TEXTS = {
+TEXTS: dict[str, list[str | bytes | None]] = {
     "a": ["ab", "", "cde", None, *corpus.documents(0, 6)],
     "b": [],
     "c": ["p", "<|endoftext|> and <|endofprompt|>", corpus.document(7, times=40), "\u20ac"],
@@ -174,6 +175,7 @@ def test_the_plan_tells_both(source: Path, tmp_path: Path) -> None:
     ended = runner.command_line(*words, "--bos-token", BOS, "--eot-token", EOT, "--shard-tokens", SIZE)
     runner.assert_tidy_end(ended, 0)
     assert "the token 100276 before and 100257 after each document" in ended.stdout
+    assert "has to look for the first, that of --bos-token" in ended.stdout
 
 
 # --- proven
@@ -299,7 +301,7 @@ def test_an_export_is_what_a_conversion_gives(
 
 
 @pytest.mark.parametrize("kind", ["megatron", "datatrove", "raw", "npy"])
-def test_other_formats_have_both(kind: str, run_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_formats_have_both(kind: FormatName, run_of: Callable[..., Path], tmp_path: Path) -> None:
     fwconvert.export(run_of(**BOTH), tmp_path / "out", Options(workers=1), format=kind, val_tokens=0)
     assert tree(tmp_path / "out") == tree(run_of(**BOTH, format=kind, val_tokens=0))
     assert fwconvert.verify(tmp_path / "out").problems == ()
@@ -343,7 +345,7 @@ def test_a_limit_of_tokens_is_kept_or_the_export_is_refused(
     reached = run_of(**BOTH, limit_tokens=50)
     with pytest.raises(UsageError, match="convert the sources again"):
         fwconvert.export(reached, tmp_path / "a", eot_token=EOT)
-    turned = {"bos_token": EOT, "eot_token": BOS}
+    turned: dict[str, Any] = {"bos_token": EOT, "eot_token": BOS}
     fwconvert.export(reached, tmp_path / "b", Options(workers=1), **turned)
     assert tree(tmp_path / "b") == tree(run_of(**turned, limit_tokens=50))
 
