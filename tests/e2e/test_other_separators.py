@@ -25,6 +25,7 @@ from fwconvert.errors import UsageError
 from fwconvert.formats import FormatName
 from fwconvert.inspection.reader import RunReader
 from fwconvert.options import Options
+from fwconvert.page.reading import Reader
 
 BOS, EOT = 100276, 100257
 BOTH: dict[str, Any] = {"bos_token": BOS, "eot_token": EOT}
@@ -256,6 +257,16 @@ def test_trace_and_show_know_both(run_of: Callable[..., Path], source: Path) -> 
     assert ended.stdout.endswith("\n<|endofprompt|>cde<|endoftext|>\n")
 
 
+def test_the_page_tells_both_apart(run_of: Callable[..., Path]) -> None:
+    reader = Reader(RunReader(run_of(**BOTH, val_tokens=0, shard_tokens=10**6, layout="contiguous")))
+    shown = reader.tokens(piece := reader.document(2), piece.begin)
+    assert [one.is_separator for one in shown] == [True, *[False] * (len(shown) - 2), True]
+    assert (shown[0].id, shown[0].text, shown[-1].id, shown[-1].text) == (
+        BOS, "begin of text", EOT, "end of text",
+    )  # fmt: skip
+    assert "".join(one.text for one in shown[1:-1]) == "cde"
+
+
 def test_every_token_of_small_shards_knows_its_document(run_of: Callable[..., Path], source: Path) -> None:
     run = RunReader(run_of(**BOTH, shard_tokens=7, val_tokens=0))
     wanted = [(number, at) for number, one in enumerate(documents(source), 1) for at in range(len(one))]
@@ -367,7 +378,7 @@ def test_a_window_of_documents_begins_with_the_first_separator(
 ) -> None:
     run = run_of(**BOTH, val_tokens=0, shard_tokens=10**6, layout="contiguous")
     loader = fwconvert.Loader(run, batch=1, seq_len=6, order="documents", seed=3)
-    found = [[*inputs[0].tolist(), int(targets[0][-1])] for inputs, targets in loader]
+    found = [window.tolist() for batch in loader for window in batch]
     wanted = loader_oracle.packed(loader_oracle.shuffled(documents(source), 3, 0), 6)
     assert found == wanted
     assert all(window[0] == BOS for window in found)
