@@ -217,9 +217,13 @@ def warnings(rules: Rules, train_shards: int | None = None) -> list[str]:
             "these tokens are uint32: llm.c's train_llama3.py reads them, its other programs, modded-nanogpt "
             "and NeMo Automodel read uint16 alone, as --tokenizer gpt2 gives it; for NeMo, --format nemo"
         )
-    if (
-        kind == "npy"
-    ):  # They call files .npy that have no header, and would read ours as 64 tokens, without an error.
+    if kind == "llmc" and rules.separators_each == 2:
+        found.append(
+            "each document has two separators: a trainer that looks for where documents start "
+            "(modded-nanogpt, NeMo Automodel) has to look for the first, that of --bos-token"
+        )
+    if kind == "npy":
+        # They call files .npy that have no header, and would read ours as 64 tokens, without an error.
         found.append(
             "OLMo-core and MaxText take the header of these files for tokens: for them, --format megatron"
         )

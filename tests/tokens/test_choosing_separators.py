@@ -9,7 +9,7 @@ import pytest
 
 from fwconvert.errors import UsageError
 from fwconvert.recipes import check_rules
-from fwconvert.run.request import recipe
+from fwconvert.run.request import changed_rules, recipe
 from fwconvert.tokens import registry
 from fwconvert.tokens.tiktoken_kind import VOCABULARIES, read_table
 from fwconvert.tokens.tokenizer import parse_ranks
@@ -109,6 +109,13 @@ def test_a_side_that_contradicts_is_refused(given: dict[str, Any]) -> None:
         recipe(version="10B", tokenizer="cl100k_base", **given)
 
 
+def test_an_estimate_without_a_tokenizer_counts_both() -> None:
+    one = recipe(version="10B", tokenizer="cl100k_base").rules
+    both = recipe(version="10B", tokenizer="cl100k_base", eot_token=100257, bos_token=100276).rules
+    tokens = registry.estimate_tokens(one, 10_000_000, 3000)
+    assert registry.estimate_tokens(both, 10_000_000, 3000) == tokens + 3000
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -129,3 +136,27 @@ def test_rules_that_cannot_be_are_refused(damage: dict[str, Any]) -> None:
     rules = recipe(version="10B", tokenizer="cl100k_base", eot_token=100257, bos_token=100276).rules
     with pytest.raises(UsageError):
         registry.of_rules(check_rules(msgspec.structs.replace(rules, **damage)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"tokenizer": "cl100k_base"},
+        {"eot_token": "<|endoftext|>"},
+        {"bos_token": 100276},
+        {"tokenizer": "cl100k_base", "bos_token": "<|endofprompt|>", "eot_token": "100257"},
+    ],
+)
+def test_a_rank_that_names_some_of_a_plans_choices_has_its_recipe(given: dict[str, Any]) -> None:
+    rules = recipe(version="10B", tokenizer="cl100k_base", eot_token=100257, bos_token=100276).rules
+    assert changed_rules(rules, given) == rules
+
+
+@pytest.mark.parametrize("given", [{"eot_token": 100258}, {"bos_token": 100256}])
+def test_a_rank_that_names_others_has_another_recipe(given: dict[str, Any]) -> None:
+    rules = recipe(version="10B", tokenizer="cl100k_base", eot_token=100257, bos_token=100276).rules
+    assert changed_rules(rules, given) != rules
+    one = recipe(version="10B", tokenizer="cl100k_base").rules
+    assert changed_rules(one, {"eot_token": 100258}).eot_id == 100258
+    assert changed_rules(one, {"eot_token": 100257}) == one
