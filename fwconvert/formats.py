@@ -6,19 +6,26 @@ shards, and those of other programs, which spell numpy's in their own ways.
 They are parsed and never evaluated. FORMAT.md describes each byte.
 """
 
+import json
 import re
 import struct
+import sys
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
 
 from fwconvert.errors import ShardError, UsageError, message
 
-FormatName = Literal["llmc", "npy", "raw", "megatron", "datatrove"]
+FormatName = Literal["llmc", "npy", "raw", "megatron", "datatrove", "nemo", "litdata", "mds", "parquet"]
 
 # Magic number and version of llm.c's gpt-2 shards (2 bytes a token) and llama-3 shards (4 bytes).
 _LLMC_VERSIONS = {2: (20240520, 1), 4: (20240801, 7)}
 _LLMC_BYTES = 1024
+
+# Magic number and version of NeMo Automodel's own shards.
+_NEMO_VERSION = (278895051, 1)
 
 # What a compressed token shard has after its suffix. Higher levels are slower and gain little on tokens.
 ZIPPED = ".zst"
@@ -34,8 +41,20 @@ _NPY_VALUE = r"""'[^'"]*'|"[^'"]*"|\[[^\[\]]*\]|\([^()]*\)|True|False"""
 _NPY_ENTRY = re.compile(rf"""['"](\w+)['"]\s*:\s*({_NPY_VALUE})\s*,?\s*""")
 _NPY_HEADER = re.compile(rf"\{{\s*(?:{_NPY_ENTRY.pattern})*\}}")
 
-# Enough for the header of any format, as any program writes it.
+# Enough for the header of any format by which shards without a run manifest are known.
 MOST_HEADER_BYTES = 4096
+
+# The length of the samples of a format that has them, where nobody says another.
+SEQUENCE_LENGTH = 2048
+# Of a smaller one the offsets of the samples would take more than they do.
+LEAST_SEQUENCE_LENGTH = 8
+# Of a sample in an MDS shard, an offset; before these, how many there are; behind them, what the tokens are.
+_MDS_OFFSET, _MDS_TEXT_BYTES = 4, 512
+
+# A row of a parquet file has so many tokens at the most, and a row group so many rows and tokens: readers
+# have a row group in memory.
+ROW_TOKENS = 2**20
+ROW_GROUP_ROWS, ROW_GROUP_TOKENS = 1000, 2**22
 # What nanoGPT calls its files, which have no header to know them by.
 HEADERLESS_NAMES = ("train.bin", "val.bin")
 
@@ -63,17 +82,6 @@ class Header:
     parse: Callable[[object, bytes], Contents]
     # Whether the header of a run's shard must be ours to the byte: what differs might be another array.
     is_exact: bool
-
-
-@dataclass(frozen=True)
-class Trap:
-    """A warning that some trainers need, and for which runs."""
-
-    text: str
-    # The sizes of a token to which it applies.
-    token_bytes: tuple[int, ...] = (2, 4)
-    # The number of training shards to which it applies; None: any.
-    train_shards: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,12 @@ class Format:
     reserved: tuple[str, ...] = ()
     # Whether its trainers take every file with the suffix, whatever its name.
     takes_all: bool = False
-    traps: tuple[Trap, ...] = ()
+    # Files about all token shards of a run, which follow from its run manifest (see shards/listings).
+    listings: tuple[str, ...] = ()
+    # Whether a trainer sees windows of --sequence-length tokens and nothing else.
+    has_windows: bool = False
+    # Whether a token shard is a table with a row for each document, of which the tokens have to be read.
+    is_table: bool = False
 
     @property
     def header_bytes(self) -> int:
@@ -176,14 +189,6 @@ class Format:
             return self.most_tokens
         return min(self.most_tokens, (self.most_bytes - self.header_bytes) // token_bytes)
 
-    def warnings(self, token_bytes: int, train_shards: int | None = None) -> list[str]:
-        """Return the warnings for a run; `train_shards` is None while their number is not known yet."""
-        return [
-            trap.text
-            for trap in self.traps
-            if token_bytes in trap.token_bytes and trap.train_shards in (None, train_shards)
-        ]
-
     def check_name(self, name: str) -> None:
         """Raise UsageError if --name would make the trainer mistake one split for the other."""
         if any(word in name for word in self.reserved):
@@ -222,6 +227,23 @@ def find(name: str) -> Format:
             message("there is no such format", "choose one of the known names", given=repr(name), known=known)
         )
     return _FORMATS[name]
+
+
+@lru_cache(64)  # asked for with each look at the rules of a run
+def windowed(name: str, sequence_length: int, longest: int) -> Format:
+    """Return a format that has windows, for those of so many tokens; no token shard is longer than `longest`.
+
+    Its header has the same size in all token shards of a run: room for the windows of the longest.
+    """
+    room = -(-(_MDS_OFFSET * (2 + longest // sequence_length) + _MDS_TEXT_BYTES) // 64) * 64
+    header = Header(
+        size=room,
+        magics=(),
+        make=lambda token_bytes, tokens: _mds_header(room, sequence_length, token_bytes, tokens),
+        parse=lambda file, head: _parse_mds(room, file, head),
+        is_exact=True,
+    )
+    return replace(find(name), header=header)
 
 
 def recognised(head: bytes) -> Format | None:
@@ -272,6 +294,61 @@ def _parse_npy(file: object, head: bytes) -> Contents:
     return Contents(int(shape[1]), token_bytes, offset)
 
 
+def _nemo_header(token_bytes: int, tokens: int) -> bytes:
+    return struct.pack("<4i", *_NEMO_VERSION, tokens, token_bytes).ljust(_LLMC_BYTES, b"\0")
+
+
+def _parse_nemo(file: object, head: bytes) -> Contents:
+    magic, version, tokens, token_bytes = struct.unpack_from("<4i", head.ljust(16, b"\0"))
+    known = (magic, version) == _NEMO_VERSION and token_bytes in (2, 4)
+    if not known or tokens < 0 or len(head) < _LLMC_BYTES:
+        wrong = "this is not a token shard in NeMo Automodel's format"
+        raise ShardError(message(wrong, file=file, first_bytes=head[:16].hex(" ")))
+    return Contents(tokens, token_bytes, _LLMC_BYTES)
+
+
+def mds_columns(sequence_length: int, token_bytes: int) -> dict[str, Any]:
+    """Return how an MDS shard and its index.json describe a sample of that many tokens."""
+    return {
+        "column_encodings": [f"ndarray:uint{8 * token_bytes}:{sequence_length}"],
+        "column_names": ["tokens"],
+        "column_sizes": [sequence_length * token_bytes],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": None,
+        "version": 2,
+    }
+
+
+def _mds_header(room: int, sequence_length: int, token_bytes: int, tokens: int) -> bytes:
+    """Return the number of samples, where each begins and the last ends, and what they are.
+
+    Tokens that fill no sample follow the last one, where MDS's reader does not look.
+    """
+    samples, step = tokens // sequence_length, sequence_length * token_bytes
+    offsets = array("I", range(room, room + samples * step + 1, step))
+    offsets.insert(0, samples)
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    columns = mds_columns(sequence_length, token_bytes) | {"tokens": tokens}
+    return (offsets.tobytes() + json.dumps(columns, sort_keys=True).encode()).ljust(room)
+
+
+def _parse_mds(room: int, file: object, head: bytes) -> Contents:
+    try:
+        (samples,) = struct.unpack_from("<I", head)
+        columns = json.loads(head[_MDS_OFFSET * (2 + samples) : room])
+        tokens, (encoding,) = columns["tokens"], columns["column_encodings"]
+        token_bytes = {"uint16": 2, "uint32": 4}[encoding.split(":")[1]]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        tokens, token_bytes = -1, 0
+    if len(head) < room or type(tokens) is not int or tokens < 0:
+        wrong = "this is not a token shard in MDS's format"
+        raise ShardError(message(wrong, file=file, first_bytes=head[:12].hex(" ")))
+    return Contents(tokens, token_bytes, room)
+
+
 LLMC = Format(
     name="llmc",
     trainer="llm.c",
@@ -290,15 +367,6 @@ LLMC = Format(
         is_exact=False,
     ),
     zips=True,
-    traps=(
-        Trap("modded-nanogpt needs two training shards: see --shard-tokens", train_shards=1),
-        # Each of these compares the magic number of the header.
-        Trap(
-            "these tokens are uint32: llm.c's train_llama3.py reads them, its other programs, modded-nanogpt "
-            "and NeMo Automodel read uint16 alone, as --tokenizer gpt2 gives it",
-            token_bytes=(4,),
-        ),
-    ),
 )
 NPY = Format(
     name="npy",
@@ -310,10 +378,6 @@ NPY = Format(
     header=Header(size=_NPY_BYTES, magics=(_NPY_MAGIC,), make=_npy_header, parse=_parse_npy, is_exact=True),
     reserved=("train", "val"),
     zips=True,
-    traps=(
-        # They call files .npy that have no header, and would read ours as 64 tokens, without an error.
-        Trap("OLMo-core and MaxText take the header of these files for tokens: for them, --format megatron"),
-    ),
 )
 RAW = Format(
     name="raw",
@@ -325,7 +389,6 @@ RAW = Format(
     is_one_stream=True,
     index_start="<u8",
     zips=True,
-    traps=(Trap("nanoGPT reads uint16, and these tokens are uint32: tell it so", token_bytes=(4,)),),
 )
 MEGATRON = Format(
     name="megatron",
@@ -336,6 +399,7 @@ MEGATRON = Format(
     limit="Megatron-LM has 4 bytes, with a sign, for the length of a document",
     sidecars=(".idx",),
     sidecar_bytes=(42, 20),
+    listings=(".fwconvert/megatron.json",),
 )
 DATATROVE = Format(
     name="datatrove",
@@ -348,5 +412,57 @@ DATATROVE = Format(
     sidecar_bytes=(40, 8),
     takes_all=True,
 )
+NEMO = Format(
+    name="nemo",
+    trainer="NeMo Automodel",
+    suffix=".bin",
+    eot="before",
+    most_tokens=2**31 - 1,
+    most_bytes=2**32 - 1,
+    limit="a token shard must stay below 4 GiB for NeMo Automodel",
+    header=Header(
+        size=_LLMC_BYTES,
+        magics=(_NEMO_VERSION[0].to_bytes(4, "little"),),
+        make=_nemo_header,
+        parse=_parse_nemo,
+        is_exact=False,
+    ),
+    sidecars=(".bos.idx",),
+    sidecar_bytes=(0, 4),
+)
+_SPLITS = ("index.json", "train/index.json", "val/index.json")
+LITDATA = Format(
+    name="litdata",
+    trainer="litdata",
+    suffix=".bin",
+    eot="after",
+    most_tokens=2**31 - 1,
+    limit="the header of a token shard has 4 bytes, with a sign, for its length",
+    # litdata skips (2 + chunk_size) * 4 bytes before the tokens: with a chunk_size of 254, llm.c's header.
+    header=LLMC.header,
+    listings=_SPLITS,
+)
+MDS = Format(
+    name="mds",
+    trainer="MosaicML Streaming",
+    suffix=".mds",
+    eot="after",
+    most_tokens=2**31 - 1,
+    most_bytes=2**32 - 1,
+    limit="an MDS shard has 4 bytes for where a sample is",
+    listings=_SPLITS,
+    has_windows=True,
+)
+PARQUET = Format(
+    name="parquet",
+    trainer="datasets",
+    suffix=".parquet",
+    eot="after",
+    most_tokens=2**31 - 1,
+    limit="a document index has 4 bytes for the start of a document",
+    is_table=True,
+)
 
-_FORMATS: dict[str, Format] = {made.name: made for made in (LLMC, NPY, RAW, MEGATRON, DATATROVE)}
+_FORMATS: dict[str, Format] = {
+    made.name: made for made in (LLMC, NPY, RAW, MEGATRON, DATATROVE, NEMO, LITDATA, MDS, PARQUET)
+}

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -146,9 +147,27 @@ class Rules(Part, frozen=True, omit_defaults=True):
     tokenizer_kind: str | None = None
     vocabulary_size: int | None = None
     eot_id: int | None = None
+    # The id that begins each document, if one is written besides the separator, which then ends it.
+    bos_id: int | None = None
+    # Of formats that have windows, the tokens of one; of tables, what decides their bytes: "pyarrow 26.0.1".
+    sequence_length: int | None = None
+    writer: str | None = None
 
     def __post_init__(self) -> None:
         use_own_defaults(self)
+
+    @property
+    def separators_each(self) -> int:
+        """How many tokens a document has besides those of its text."""
+        return 1 if self.bos_id is None else 2
+
+    @property
+    def separated(self) -> str:
+        """How documents are separated, in words."""
+        if self.bos_id is not None:
+            return f"the token {self.bos_id} before and {self.eot_id} after each document"
+        which = "a separator" if self.eot_id is None else f"the separator {self.eot_id}"
+        return f"{which} {self.eot} each document"
 
     @property
     def is_filtered(self) -> bool:
@@ -178,7 +197,32 @@ class Rules(Part, frozen=True, omit_defaults=True):
     @property
     def shard_format(self) -> Format:
         """The format of the token shards."""
-        return formats.find(self.format)
+        if self.sequence_length is None:
+            return formats.find(self.format)
+        longest = max(self.val_tokens, self.shard_tokens * (2 if self.last == "merge" else 1))
+        return formats.windowed(self.format, self.sequence_length, longest)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the tokens of a shard have to be unpacked, so that they cannot be mapped."""
+        return self.compress is not None or formats.find(self.format).is_table
+
+
+@dataclass(frozen=True)
+class Separators:
+    """The tokens that stand before and after the text of each document; None: none does. No text has them."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def each(self) -> int:
+        """How many a document has."""
+        return (self.before is not None) + (self.after is not None)
+
+    def inside(self, begin: int, end: int, *, is_whole: bool) -> slice:
+        """Return where the text of a document is; one that is not whole lacks what stands after it."""
+        return slice(begin + (self.before is not None), end - (is_whole and self.after is not None))
 
 
 class Recipe(Part, frozen=True, dict=True):
@@ -300,6 +344,8 @@ def is_safe(path: str) -> bool:
 def check_rules(rules: Rules) -> Rules:
     """Return `rules` if they can be carried out; raise UsageError that says what to change."""
     records.check(rules)
+    kind = formats.find(rules.format)
+    _check_windows(rules, kind)
     kind = rules.shard_format
     most = kind.most(rules.token_bytes)
     if kind.is_one_stream:
@@ -316,16 +362,19 @@ def check_rules(rules: Rules) -> Rules:
         raise UsageError(message("block numbers cannot have this many digits", digits=rules.block_digits))
     _check_tokenizer(rules)
     _check_compression(rules)
+    _check_writer(rules, kind)
     _check_choice(rules)
     return rules
 
 
 def _check_tokenizer(rules: Rules) -> None:
-    size, eot = rules.vocabulary_size, rules.eot_id
-    if rules.tokenizer_kind is None and size is None and eot is None:
+    size, eot, bos = rules.vocabulary_size, rules.eot_id, rules.bos_id
+    if rules.tokenizer_kind is None and size is None and eot is None and bos is None:
         return
     sized = size is not None and eot is not None and 0 <= eot < size <= 2**32
-    if rules.tokenizer_kind is None or not sized:
+    # Two separators are told from each other by their ids, and the second ends a document.
+    paired = bos is None or (size is not None and 0 <= bos < size and bos != eot and rules.eot == "after")
+    if rules.tokenizer_kind is None or not sized or not paired:
         raise UsageError(
             message(
                 "these rules do not describe a tokenizer",
@@ -333,8 +382,40 @@ def _check_tokenizer(rules: Rules) -> None:
                 kind=rules.tokenizer_kind,
                 size=size,
                 eot=eot,
+                bos=bos,
+                side=rules.eot,
             )
         )
+
+
+def _check_windows(rules: Rules, kind: Format) -> None:
+    length = rules.sequence_length
+    if (length is not None) != kind.has_windows:
+        raise UsageError(
+            message(
+                f"--format {kind.name} needs --sequence-length, the tokens of a sample"
+                if kind.has_windows
+                else f"--format {kind.name} has no samples: trainers choose their length",
+                "give --sequence-length" if kind.has_windows else "leave --sequence-length out",
+                given=length,
+            )
+        )
+    most = rules.shard_tokens
+    if length is not None and not formats.LEAST_SEQUENCE_LENGTH <= length <= most:
+        raise UsageError(
+            message(
+                "--sequence-length is out of range: a sample lies within a token shard",
+                f"choose a number from {formats.LEAST_SEQUENCE_LENGTH} to --shard-tokens ({most:,})",
+                given=f"{length:,}",
+            )
+        )
+
+
+def _check_writer(rules: Rules, kind: Format) -> None:
+    writer = rules.writer or ""
+    if bool(writer) != kind.is_table or (writer and not re.fullmatch(r"pyarrow [0-9A-Za-z.+]{1,40}", writer)):
+        wrong = "these rules do not say who writes the files"
+        raise UsageError(message(wrong, format=kind.name, writer=ascii(rules.writer)))
 
 
 def _check_compression(rules: Rules) -> None:

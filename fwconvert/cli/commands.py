@@ -104,7 +104,7 @@ def merge(args: argparse.Namespace) -> int:
     elif not args.quiet:
         _mention(wording.outcome(result, recipe))
         if result.complete:
-            _mention(wording.what_next(result))
+            _mention(wording.what_next(result, recipe.rules))
     return code
 
 
@@ -162,7 +162,7 @@ def _watched(
         _mention(wording.outcome(result, recipe))
         if result.complete and not result.rank:
             is_demo = getattr(args, "version", None) == "demo"
-            _mention(wording.what_next(result, is_demo=is_demo))
+            _mention(wording.what_next(result, recipe.rules, is_demo=is_demo))
     for line in wording.failures(result):
         note(f"fwconvert: {line}")
     if result.foreign:
@@ -444,7 +444,7 @@ def _named(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
-def _default_out(version: str | None, source: str | None) -> Path:
+def _default_out(version: str | None, source: object) -> Path:
     if version is None and source is not None:
         raise UsageError(message("--out is missing", "pass --out DIR"))
     return Path(f"edu_fineweb{Path(version or '').stem}")

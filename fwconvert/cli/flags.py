@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeAlias, get_args
 
+from fwconvert import formats
 from fwconvert.cli import values
 from fwconvert.formats import FormatName
 
@@ -20,10 +21,11 @@ def add_recipe(parser: Group) -> None:
     source.add_argument(
         "--source",
         metavar="DIR|GLOB|FILE",
+        action="append",
         type=values.given,
-        help="parquet files on this machine, or s3://...",
+        help="parquet, jsonl (.gz, .zst) or Arrow files on this machine, or s3://...; several times",
     )
-    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text")
+    source.add_argument("--text-column", metavar="NAME", default="text", help="default: text; or a.b.c")
     recipe = parser.add_argument_group("what to make (part of the recipe)")
     add = recipe.add_argument
     add("--tokenizer", metavar="NAME", default="gpt2",
@@ -32,13 +34,25 @@ def add_recipe(parser: Group) -> None:
     add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
 
 
+def _add_separators(add: Callable[..., object], *, changes: bool) -> None:
+    """Add which tokens separate documents."""
+    default = "as in OUT" if changes else "<|endoftext|>"
+    add("--eot-token", metavar="TOKEN", type=values.given,
+        help=f"the separator of documents, by name or id (default: {default})")  # fmt: skip
+    add("--bos-token", metavar="TOKEN", type=values.given,
+        help="begins each document: alone, or with --eot-token, which then ends it")  # fmt: skip
+
+
 def add_shape(group: Group, *, changes: bool = False) -> None:
     """Add the flags that decide the files but not the tokens; for an export, those that may differ."""
     add, same = group.add_argument, "as in OUT"
+    _add_separators(add, changes=changes)
     _add_choices(group, "--format", get_args(FormatName), default=None if changes else "llmc",
         help="llmc: llm.c, modded-nanogpt; npy: build-nanogpt; raw: nanoGPT, one file; "
-        f"megatron: Megatron-LM; datatrove: nanotron (default: {same if changes else 'llmc'})")  # fmt: skip
-    side = f"{same}, or that of a new --format" if changes else "before for llmc and npy, else after"
+        "megatron: Megatron-LM; datatrove: nanotron; nemo: NeMo Automodel; litdata: LitGPT; "
+        "mds: LLM Foundry; parquet: a row of input_ids for each document "
+        f"(default: {same if changes else 'llmc'})")  # fmt: skip
+    side = f"{same}, or that of a new --format" if changes else "before for llmc, npy and nemo, else after"
     _add_choices(
         group, "--eot", ("before", "after"), help=f"where a document's separator is (default: {side})"
     )
@@ -56,6 +70,9 @@ def add_shape(group: Group, *, changes: bool = False) -> None:
     _add_choices(group, "--compress", ("none", "zstd"), default=None if changes else "none",
         help="zstd: shards to be shipped, not memory-mapped (llmc, npy, raw) "
         f"(default: {same if changes else 'none'})")  # fmt: skip
+    add("--sequence-length", metavar="N", type=values.count(formats.LEAST_SEQUENCE_LENGTH, "tokens"),
+        help="tokens in a sample (mds) "
+        f"(default: {same if changes else formats.SEQUENCE_LENGTH})")  # fmt: skip
     add("--name", metavar="PREFIX",
         help=f"prefix of file names (default: {same if changes else 'edu_fineweb'})")  # fmt: skip
 

@@ -102,7 +102,7 @@ def _meant_by(word: str, rest: Sequence[str] | None) -> str:
     if word.lower() in versions:
         return f"did you mean {begin}--version {shlex.join([versions[word.lower()], *(rest or [])])}?"
     if (
-        re.search(r"\.(parquet|jsonl?|csv)\b|[*?]", word)
+        re.search(r"\.(parquet|jsonl?|ndjson|arrow|feather|csv)\b|[*?]", word)
         or "://" in word
         or os.sep in word
         or Path(word).is_dir()
@@ -215,6 +215,7 @@ def _expanded(paths: list[str]) -> str:
     return message(
         "--source takes one folder, pattern or file: has the shell expanded a pattern?",
         f"put the pattern in quotes: {quoted}",
-        "or name the folder: all .parquet files below it are taken",
+        "or name the folder: all files of text below it are taken",
+        "or say --source before each of them",
         given=f"{len(paths):,} paths, from {paths[0]} to {paths[-1]}",
     )

@@ -1,5 +1,6 @@
 """A plan as text for people: what is estimated is rounded, what is known is not."""
 
+from fwconvert import trainers
 from fwconvert.errors import message
 from fwconvert.recipes import Recipe
 from fwconvert.run.preflight import Estimate, Pace
@@ -24,7 +25,8 @@ def plan_text(found: Estimate, recipe: Recipe) -> str:
     if found.limit_reached is not None:
         rows["limit"] = _limit_text(found, recipe)
     rows |= {
-        "format": f"{rules.format}, the separator {rules.eot} each document",
+        "format": f"{rules.format}, {rules.separated}",
+        "trainers": ", ".join(_readers(recipe)) or "none that is known reads these files as they are",
         "token_shards": _shards_text(found, recipe),
         "validation": _validation_text(found),
         "to_fetch": _to_fetch(found) if needed.fetched_bytes else "nothing: the files are local",
@@ -33,8 +35,12 @@ def plan_text(found: Estimate, recipe: Recipe) -> str:
         **_pace_rows(found),
         "estimated_from": _sample_text(found),
     }
-    warnings = rules.shard_format.warnings(rules.token_bytes)
-    return message("this is what the run needs", *_advice(found), *warnings, **rows)
+    return message("this is what the run needs", *_advice(found), *trainers.warnings(rules), **rows)
+
+
+def _readers(recipe: Recipe) -> list[str]:
+    """Return the trainers that will read what the recipe makes."""
+    return list(dict.fromkeys(one.trainer for one in trainers.readings(recipe.rules, "") if not one.why_not))
 
 
 def _filter_text(found: Estimate) -> str:

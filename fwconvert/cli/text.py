@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fwconvert import records
+from fwconvert import records, trainers
 from fwconvert.cli.console import program
 from fwconvert.cli.screen import duration, humanised, megabytes, percent
 from fwconvert.errors import message, printable
@@ -173,7 +173,7 @@ def _advice(result: "Result", recipe: Recipe) -> list[str]:
     if not result.headline.documents:
         return [_why_nothing(result.headline, recipe.rules)]
     head, rules = result.headline, recipe.rules
-    traps = rules.shard_format.warnings(rules.token_bytes, head.train_shards)
+    traps = trainers.warnings(rules, head.train_shards)
     return [*_about_splits(result, rules), *_about_limit(head, rules), *traps]
 
 
@@ -271,7 +271,7 @@ def _how_to_get_validation(head: "Headline", rules: Rules) -> str:
     return f"to get one, {again} with a smaller --val-tokens{whole}"
 
 
-def what_next(result: "Result", *, is_demo: bool = False) -> str:
+def what_next(result: "Result", rules: Rules, *, is_demo: bool = False) -> str:
     """Return the commands that somebody may type next; after the demo, what was made and how it is read."""
     if is_demo and result.sample:
         return _after_the_demo(result)
@@ -279,7 +279,23 @@ def what_next(result: "Result", *, is_demo: bool = False) -> str:
         return ""
     called, out = program(), _typed(result.out)
     words = (f"verify {out}", f"show {out} {result.sample}", f"browse {out}")
-    return "\n".join(["", "Try next:", *(f"  {called} {word}" for word in words)])
+    return "\n".join([*_who_reads(result, rules), "", "Try next:", *(f"  {called} {word}" for word in words)])
+
+
+def _who_reads(result: "Result", rules: Rules) -> list[str]:
+    """Return which trainers read the run as it is, each with what is typed there."""
+    if result.rank:
+        return []
+    found = trainers.readings(rules, str(result.out), result.headline.train_shards)
+    reading = [one for one in found if not one.why_not]
+    if not reading:
+        return []
+    width = max(len(one.trainer) for one in reading)
+    return [
+        "",
+        "Trainers that read it as it is:",
+        *(f"  {one.trainer:{width}}  {one.line}" for one in reading),
+    ]
 
 
 def _typed(place: Path | str) -> str:
@@ -307,7 +323,7 @@ def _after_the_demo(result: "Result") -> str:
 
 
 def _how_to_read(rules: Rules, out: Path | str, shard: str) -> list[str]:
-    if rules.compress or isinstance(out, str):
+    if rules.is_packed or isinstance(out, str):
         loading = f'  for windows in Loader("{out}", seq_len=1024, batch=8, order="sequential"): ...'
         return ["Read it:", "  from fwconvert.loader import Loader", loading]
     kind = rules.shard_format

@@ -10,9 +10,10 @@ is far slower than the others, or stalls, another one takes over what it has lef
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 
 from fwconvert.errors import HubError, Stopped
 from fwconvert.hub.part import ContentMismatch, Part
@@ -27,6 +28,8 @@ _MAX_RUN = 16
 _STALL_SECONDS = 3.0
 _SLOW_SHARE = 4
 _LOOK_SECONDS = 0.5
+# Ranges by which it is known what a connection usually brings.
+_RATES_KEPT = 8
 
 
 class Pace:
@@ -113,6 +116,10 @@ class Span:
         # Given to another connection, or not needed any more.
         self.is_lost = False
 
+    def rate(self, now: float) -> float:
+        """Return the bytes a second that it has brought."""
+        return self.bytes / max(1e-3, now - self.began)
+
 
 class Transfer:
     """A file while it is fetched. Its fields are guarded by `changed`, which is that of the connections."""
@@ -179,9 +186,8 @@ class Transfer:
     def take_over(self, fair_rate: float, now: float) -> Span | None:
         """Return what a connection has left that is far slower than `fair_rate`, which loses it."""
         for span in [*self.spans]:
-            age = now - span.began
             stalls = now - span.moved > _STALL_SECONDS
-            crawls = age > _STALL_SECONDS and span.bytes / age < fair_rate / _SLOW_SHARE
+            crawls = now - span.began > _STALL_SECONDS and span.rate(now) < fair_rate / _SLOW_SHARE
             if (stalls or crawls) and not self.is_alone:
                 self._lose(span)
                 if span.position < span.end:  # It may have brought all, and not ended yet.
@@ -290,6 +296,9 @@ class Connections:
         self._pace = Pace(most)
         self._transfers: list[Transfer] = []
         self._active: set[Span] = set()
+        # What the last connections brought that ended, in bytes a second. A few that were taken over and
+        # whose successors are no faster change it, so a link that becomes slow is left in peace.
+        self._rates: deque[float] = deque(maxlen=_RATES_KEPT)
         self._idle = 0
         self._moved = 0.0
 
@@ -355,6 +364,8 @@ class Connections:
                 with self.changed:
                     self._active.discard(span)
                     self._idle += 1
+                    if span.bytes:
+                        self._rates.append(span.rate(time.monotonic()))
 
     def _failed(self, transfer: Transfer, error: BaseException) -> None:
         """Let a range be tried again after a while, or give the file up."""
@@ -392,7 +403,10 @@ class Connections:
         return max(0.005, min([_LOOK_SECONDS, *waits]))
 
     def _choose(self, now: float) -> tuple[Transfer, Span] | None:
-        fair_rate = self._pace.rate / max(1, self._working)
+        # One that is left alone is compared with those that have ended, and never with itself.
+        fair_rate = median(self._rates or [0.0])
+        if self._working > 1:
+            fair_rate = max(fair_rate, self._pace.rate / self._working)
         # If nothing comes at all, it is not one connection that is slow.
         others_move = now - self._moved < 1.0
         allowed = [transfer for transfer in self._transfers if transfer.may_ask(now)]

@@ -23,6 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from fwconvert import kinds
 from fwconvert.addresses import plain
 from fwconvert.errors import HubError, SourceError, message
 from fwconvert.hub import http
@@ -31,7 +32,6 @@ from fwconvert.hub.http import Response
 from fwconvert.hub.retry import Found, TransientError
 from fwconvert.recipes import SourceShard, is_commit
 
-PARQUET = ".parquet"
 # For API calls. Files have the client's own timeout, HF_HUB_DOWNLOAD_TIMEOUT.
 _CALL_SECONDS = 30.0
 _TRANSIENT_STATUS = {408, 425, 429}
@@ -118,20 +118,17 @@ class Dataset:
         return found.sha
 
     def files(self, folder: str, received: Received = _ignore) -> tuple[SourceShard, ...]:
-        """Return the parquet files below `folder` as the hub lists them, sorted by path."""
-        found, others = [], 0
-        for entry in self._tree(folder, received):
-            if entry.type == "file" and entry.path.lower().endswith(PARQUET):
-                found.append(_shard(entry))
-            else:
-                others += entry.type == "file"
+        """Return the files of text below `folder` (`kinds.chosen`) as the hub lists them, sorted by path."""
+        entries = [entry for entry in self._tree(folder, received) if entry.type == "file"]
+        place = "/".join(filter(None, (self.name, folder)))
+        found = [_shard(entry) for entry in kinds.chosen(entries, lambda entry: entry.path, place)]
         if not found:
             raise HubError(
                 message(
-                    "the hub lists no parquet files here",
+                    f"the hub lists no {kinds.ALL} here",
                     "look at the repository's files in a browser, then name the folder that contains them",
                     folder=folder or "(the whole repository)",
-                    other_files=others,
+                    other_files=len(entries),
                     **self._facts(),
                 )
             )

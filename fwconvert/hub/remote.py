@@ -39,7 +39,7 @@ class Remote(Protocol):
         """The revision of its files: bytes of two revisions are never mixed."""
 
     def files(self, folder: str, received: Callable[[int], None]) -> tuple[SourceShard, ...]:
-        """Return the parquet files below a folder, by path. `received` is called with byte counts."""
+        """Return the files of text below a folder, by path. `received` is called with byte counts."""
 
     def open_range(self, path: str, begin: int, end: int | None = None) -> AbstractContextManager[FileRange]:
         """Request a file from byte `begin` to its end, or to byte `end` exclusive.

@@ -70,8 +70,7 @@ class RunReader:
     def reader(self, source: int) -> StreamReader:
         """Return a reader of the stream of a source."""
         rules = self.manifest.rules
-        eot = registry.of_rules(rules).eot
-        return StreamReader(self.store, rules, self.streams[source], eot)
+        return StreamReader(self.store, rules, self.streams[source], registry.separators_of(rules))
 
     def find(self, line: ShardLine, offset: int) -> Located:
         """Return the document to which a token of a token shard belongs."""

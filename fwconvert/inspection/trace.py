@@ -23,9 +23,9 @@ from fwconvert.inspection.reader import Located, RunReader
 from fwconvert.inspection.show import find_shard
 from fwconvert.options import parse_count
 from fwconvert.processes import ProcessLimits, call_apart
-from fwconvert.recipes import EotSide, Rules, SourceShard
+from fwconvert.recipes import Rules, SourceShard
 from fwconvert.records import Part
-from fwconvert.sources import catalog, parquet
+from fwconvert.sources import catalog, readers, reading
 from fwconvert.sources.objects import ObjectFiles
 from fwconvert.store import layout, saved_recipe
 from fwconvert.store.bucket import is_uri
@@ -122,28 +122,25 @@ def _answer(question: _Question) -> RowLabels:
     """Return the labels of a row; raise SourceError if it gives other tokens."""
     copy, text_column = question.copy, question.rules.text_column
     if isinstance(copy.place, Path):
-        there = parquet.size_of(copy.place)
+        there = reading.size_of(copy.place)
         if there != copy.file.bytes:
             raise SourceError(_wrong_file(copy.name, f"it has {there:,} bytes"))
-        row = parquet.read_row(copy.place, copy.name, question.row, text_column)
+        file: Path | RangedFile = copy.place
     else:
         name, revision = copy.place
-        remote = RangedFile(Dataset(name, revision) if revision else ObjectFiles(name), copy.file)
-        row = parquet.read_row(remote, copy.name, question.row, text_column)
+        file = RangedFile(Dataset(name, revision) if revision else ObjectFiles(name), copy.file)
+    row = readers.of(copy.file.path, file).read_row(file, copy.name, question.row, text_column)
     if not _matches(row, question):
         raise SourceError(_wrong_file(copy.name, f"row {question.row:,} has a different text"))
     return RowLabels(row.id, row.url)
 
 
-def _matches(row: parquet.Row, question: _Question) -> bool:
+def _matches(row: reading.Row, question: _Question) -> bool:
     """Return whether a row's text gives the tokens of the document, as far as the run has them."""
     encoder = registry.load(registry.of_rules(question.rules), question.tables)
     found = np.empty(0) if row.text.null_count else encoder.encode(row.text).tokens
-    tokens = question.tokens
-    if question.rules.eot == "before":
-        tokens = tokens[1:]
-    elif question.is_whole:
-        tokens = tokens[:-1]
+    around = encoder.spec.separators(question.rules.eot)
+    tokens = question.tokens[around.inside(0, len(question.tokens), is_whole=question.is_whole)]
     return np.array_equal(found if question.is_whole else found[: len(tokens)], tokens)
 
 
@@ -210,7 +207,7 @@ def trace(out: str | os.PathLike[str], place: str, root: str | os.PathLike[str] 
         starts_at=starts_at,
         position=located.position - document.start,
         document_tokens=document.end - document.start if document.is_whole else None,
-        first_words=_text(decoder.decode(_first_words(located, manifest.rules.eot))),
+        first_words=_text(decoder.decode(_first_words(located))),
         id=_short(found.row.id if found.row else None),
         url=_short(found.row.url if found.row else None),
         missing=found.reason,
@@ -243,15 +240,11 @@ def _quoted(text: str) -> str:
     return records.encode(text).decode()
 
 
-def _first_words(located: Located, side: EotSide) -> tokenizer.Tokens:
-    """Return the first tokens of a document, without its separator."""
-    document = located.document
-    begin, end = document.start, document.end
-    if side == "before":
-        begin += 1
-    elif document.is_whole:
-        end -= 1
-    return located.reader.tokens(begin, min(begin + _WORDS, end))
+def _first_words(located: Located) -> tokenizer.Tokens:
+    """Return the first tokens of a document, without its separators."""
+    document, reader = located.document, located.reader
+    text = reader.separators.inside(document.start, document.end, is_whole=document.is_whole)
+    return reader.tokens(text.start, min(text.start + _WORDS, text.stop))
 
 
 def _place(run: RunReader, given: str) -> tuple[ShardLine, int]:

@@ -20,6 +20,7 @@ from fwconvert.inspection.reader import read_manifest
 from fwconvert.inspection.verify_manifest import FILE
 from fwconvert.inspection.verify_manifest import problems as manifest_problems
 from fwconvert.inspection.verify_shard import Audit, Problem, Stretch, audit, one_line
+from fwconvert.shards import listings
 from fwconvert.shards.expected import Account, ExpectedShard
 from fwconvert.store import base, layout, receipts, run_manifest
 from fwconvert.store.base import Store
@@ -154,7 +155,7 @@ def _rows(chain: list[_Link], job: JobLine) -> Iterator[Problem]:
 def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
     """Yield the problems where one shard ends and the next continues with the same source.
 
-    A source's first token begins a document. With EOT before each document,
+    A source's first token begins a document. With a separator before each document,
     the shard's own index determines the rest; with EOT after it, the first token
     of a stretch begins a document if and only if the stretch before ended one.
     """
@@ -171,13 +172,15 @@ def _borders(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Probl
 def _sums(chain: list[_Link], job: JobLine, *, after: bool) -> Iterator[Problem]:
     """Compare a source, all of whose tokens are there, with its job."""
     stretches = [link.stretch for link in chain if link.stretch]
-    documents, eots = sum(one.documents for one in stretches), sum(one.eots for one in stretches)
+    documents = sum(one.documents for one in stretches)
     if documents != job.documents:
         yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its indexes {documents:,}")
-    # A document that was cut off has no EOT after it.
-    wanted = job.documents - (after and job.cut)
-    if eots != wanted:
-        yield Problem(FILE, f"the job {job.path} has {job.documents:,} documents, its tokens {eots:,} EOTs")
+    for name in stretches[0].separators if stretches else ():
+        found = sum(one.separators[name] for one in stretches)
+        # A document that was cut off has no EOT after it.
+        if found != job.documents - (after and name == "EOT" and job.cut):
+            what = f"the job {job.path} has {job.documents:,} documents, its tokens {found:,} {name}s"
+            yield Problem(FILE, what)
     if after and not job.cut and stretches and not stretches[-1].ends_with_eot:
         yield Problem(chain[-1].shard, f"{job.path} ends in it without an EOT")
 
@@ -193,6 +196,9 @@ def _folder_problems(store: Store, manifest: RunManifest) -> Iterator[Problem]:
         yield Problem(name, "is not in the run manifest")
     for name in found.foreign:
         yield Problem(name, "is not part of this run, but a trainer would read it")
+    if manifest.headline.complete:
+        for name, what in listings.problems(store, manifest.rules, manifest.shards):
+            yield Problem(name, what)
     for name in sorted(store.list(layout.TEMPORARY, folders=True)):
         yield Problem(f"{layout.TEMPORARY}/{name}", "was left behind by a crash")
     yield from _receipt_problems(store, manifest)

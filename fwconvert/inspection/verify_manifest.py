@@ -79,7 +79,11 @@ def _jobs(account: Account) -> Iterator[str]:
     if any(later <= earlier for earlier, later in pairwise(known)):
         yield "the jobs are not in the order of their sources, each once"
     for job, index in zip(manifest.jobs, places, strict=True):
-        for what in (*_source(manifest, job, index), *_counts(job), *_tail(account, job, index)):
+        for what in (
+            *_source(manifest, job, index),
+            *_counts(job, manifest.rules),
+            *_tail(account, job, index),
+        ):
             yield f"the job {job.path} {what}"
     yield from _limit(account)
 
@@ -95,13 +99,15 @@ def _source(manifest: RunManifest, job: JobLine, index: int) -> Iterator[str]:
         yield f"read a source with sha256 {job.sha256} instead of {source.sha256}"
 
 
-def _counts(job: JobLine) -> Iterator[str]:
+def _counts(job: JobLine, rules: Rules) -> Iterator[str]:
     counted = job.documents + job.null_rows + job.empty_rows + job.filtered_rows
     if job.rows != counted:
         kinds = "null rows, empty rows and filtered rows" if job.filtered_rows else "null rows and empty rows"
         yield f"has {job.rows:,} rows, but its documents, {kinds} add up to {counted:,}"
-    # A document has at least one token besides its EOT unless it was cut, and only EOT takes no byte.
-    if not 2 * job.documents - job.cut <= job.tokens <= job.text_bytes + job.documents:
+    # A document has at least one token besides its separators unless it was cut, and only those take no byte.
+    each = rules.separators_each
+    least, most = (1 + each) * job.documents - each * job.cut, job.text_bytes + each * job.documents
+    if not least <= job.tokens <= most:
         sizes = f"{job.documents:,} documents of {job.text_bytes:,} bytes"
         yield f"has {job.tokens:,} tokens, which is impossible for {sizes}"
 
@@ -170,7 +176,7 @@ def _shards(account: Account) -> Iterator[Problem]:
 
 def _files(rules: Rules, line: ShardLine) -> Iterator[str]:
     size = rules.shard_format.header_bytes + line.tokens * rules.token_bytes
-    if line.bytes != size and not rules.compress:
+    if line.bytes != size and not rules.is_packed:
         yield f"has {line.bytes:,} bytes in its line, but {line.tokens:,} tokens take {size:,}"
     beside, wanted = [file.name for file in line.sidecars], layout.sidecars(rules, line.name)
     if beside != wanted:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, printable, shortened
 from fwconvert.files import Refused, open_to_read, sha256_of
-from fwconvert.recipes import Rules
-from fwconvert.shards import shard
+from fwconvert.recipes import Rules, Separators
+from fwconvert.shards import shard, table
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
 from fwconvert.store.base import Store
@@ -47,6 +47,35 @@ class Tally:
         self.count += len(positions)
 
 
+@dataclass
+class Mark:
+    """A separator, by which documents are known to start: `shift` tokens after it."""
+
+    token: int
+    shift: int
+    # What it is called; and in words, and where, it stands though no document starts, or does not stand.
+    name: str
+    missing_words: str
+    unexpected_words: str
+    missing: Tally = field(default_factory=Tally)
+    unexpected: Tally = field(default_factory=Tally)
+
+
+def marks_of(separators: Separators) -> list[Mark]:
+    """Return what shows where documents start: each separator by itself."""
+    if separators.before is None or separators.after is None:
+        token, shift = (separators.after, 1) if separators.before is None else (separators.before, 0)
+        assert token is not None  # noqa: S101  # for mypy: a document has at least one
+        return [Mark(token, shift, "EOT", "documents are missing", "documents start where there is no EOT")]
+    return [
+        Mark(separators.before, 0, "BOS", "documents are missing", "documents start where there is no BOS"),
+        Mark(
+            separators.after, 1, "EOT", "EOTs end no document: another should start at the next token",
+            "documents start without an EOT before them",
+        ),
+    ]  # fmt: skip
+
+
 class Scan:
     """One pass over the bytes of a token shard."""
 
@@ -54,13 +83,12 @@ class Scan:
         self, file: io.BufferedReader, rules: Rules, spec: TokenizerSpec, starts: NDArray[Any] | None
     ) -> None:
         self.digest = hashlib.sha256()
-        self.unknown, self.missing, self.unexpected = Tally(), Tally(), Tally()
+        self.unknown = Tally()
+        self.marks = marks_of(spec.separators(rules.eot))
         self._file = file
         self._spec = spec
         self._header_bytes = rules.shard_format.header_bytes
         self._starts = starts
-        # A document starts with an EOT, or right after one.
-        self._shift = 0 if rules.eot == "before" else 1
         self._buffer = np.empty(STEP, shard.numpy_type(rules.token_type))
 
     def read_header(self) -> bytes:
@@ -69,20 +97,21 @@ class Scan:
         self.digest.update(head)
         return head
 
-    def read(self, first: int, end: int) -> tuple[int, bool]:
-        """Read the tokens of a segment; return how many EOTs it has and whether it ends with one."""
-        eots, ends_with_eot = 0, False
+    def read(self, first: int, end: int) -> tuple[dict[str, int], bool]:
+        """Read the tokens of a segment; return how many separators it has, and whether an EOT ends it."""
+        counts, ends_with_eot = {mark.name: 0 for mark in self.marks}, False
         for begin in range(first, end, STEP):
             tokens = self._next(min(STEP, end - begin))
             if int(tokens.max()) >= self._spec.size:
                 self.unknown.add(np.flatnonzero(tokens >= self._spec.size) + begin)
-            positions = np.flatnonzero(tokens == self._spec.eot)
-            # After the last EOT of a segment another source continues, perhaps within a document.
-            stop = min(begin + len(tokens) + self._shift, end)
-            self._compare(positions + (begin + self._shift), begin + self._shift, stop)
-            eots += len(positions)
+            for mark in self.marks:
+                positions = np.flatnonzero(tokens == mark.token)
+                # After the last EOT of a segment another source continues, perhaps within a document.
+                stop = min(begin + len(tokens) + mark.shift, end)
+                self._compare(mark, positions + (begin + mark.shift), begin + mark.shift, stop)
+                counts[mark.name] += len(positions)
             ends_with_eot = bool(tokens[-1] == self._spec.eot)
-        return eots, ends_with_eot
+        return counts, ends_with_eot
 
     def _next(self, count: int) -> NDArray[Any]:
         tokens = self._buffer[:count]
@@ -92,16 +121,16 @@ class Scan:
         self.digest.update(content)
         return tokens
 
-    def _compare(self, wanted: NDArray[np.int64], begin: int, stop: int) -> None:
-        """Compare the starts that follow from the EOTs with those in the index."""
+    def _compare(self, mark: Mark, wanted: NDArray[np.int64], begin: int, stop: int) -> None:
+        """Compare the starts that follow from a separator with those in the index."""
         if self._starts is None:
             return
         low, high = bisect_left(self._starts, begin), bisect_left(self._starts, stop)
         found = self._starts[low:high].astype(np.int64)
         wanted = wanted[wanted < stop]
         if not np.array_equal(found, wanted):
-            self.missing.add(np.setdiff1d(wanted, found, assume_unique=True))
-            self.unexpected.add(np.setdiff1d(found, wanted, assume_unique=True))
+            mark.missing.add(np.setdiff1d(wanted, found, assume_unique=True))
+            mark.unexpected.add(np.setdiff1d(found, wanted, assume_unique=True))
 
 
 @dataclass(frozen=True, slots=True)  # There may be one for each of a million files.
@@ -122,7 +151,8 @@ class Stretch:
     """The tokens of one source in one token shard, as found in the files."""
 
     documents: int
-    eots: int
+    # How many there are of each separator.
+    separators: dict[str, int]
     begins_document: bool
     ends_with_eot: bool
     # -1 if no document starts here.
@@ -237,21 +267,30 @@ class _Auditor:
     def stretches(self, firsts: list[int], count: int, entries: NDArray[Any] | None) -> list[Stretch]:
         """Read all tokens, report their problems, and return what each segment holds."""
         found = []
-        with self._reporting(self.shard_file), shard.opened(path := self._path(self.shard_file)) as file:
+        with (
+            self._reporting(self.shard_file),
+            shard.opened(path := self._path(self.shard_file), self.rules) as file,
+        ):
             scan = Scan(file, self.rules, self.spec, None if entries is None else entries["start"])
             if scan.read_header() != shard.header(self.rules.token_type, count, self.rules.shard_format):
                 self._report(self.shard_file, "has bytes other than zero at the end of its header")
             for first, end in zip(firsts, [*firsts[1:], count], strict=True):
-                eots, ends_with_eot = scan.read(first, end)
+                counts, ends_with_eot = scan.read(first, end)
                 inside = _between(entries, first, end)
-                found.append(self._stretch(first, eots, inside, ends_with_eot=ends_with_eot))
-            found_hash = sha256_of(path) if self.rules.compress else scan.digest.hexdigest()
+                found.append(self._stretch(first, counts, inside, ends_with_eot=ends_with_eot))
+            found_hash = sha256_of(path) if self.rules.is_packed else scan.digest.hexdigest()
             self._compare_hash(self.shard_file, found_hash, self.line.sha256)
             self._report_scan(scan)
         return found
 
     def sidecars(self, spans: Spans | None) -> None:
-        """Compare the sidecar files with their lines, and with what follows from the shard."""
+        """Compare the sidecar files, and the rows of a table, with their lines and with what follows."""
+        if self.rules.shard_format.is_table and spans is not None:
+            with self._reporting(self.shard_file):
+                if (at := table.first_misfit(self._path(self.shard_file), spans)) >= 0:
+                    self._report(
+                        self.shard_file, f"has rows that do not match the document index from token {at:,} on"
+                    )
         lines = {line.name: line for line in self.line.sidecars}
         wanted = layout.sidecars(self.rules, self.line.name)
         for suffix, name in zip(self.rules.shard_format.sidecars, wanted, strict=True):
@@ -268,7 +307,9 @@ class _Auditor:
         if at >= 0:
             self._report(line.name, f"does not match the document index from byte {at:,} on")
 
-    def _stretch(self, first: int, eots: int, inside: NDArray[Any], *, ends_with_eot: bool) -> Stretch:
+    def _stretch(
+        self, first: int, counts: dict[str, int], inside: NDArray[Any], *, ends_with_eot: bool
+    ) -> Stretch:
         rows, some = inside["row"], len(inside) > 0
         if (at := shard.first_fall(rows)) >= 0:
             where = int(inside["start"][at])
@@ -278,7 +319,7 @@ class _Auditor:
             )
         return Stretch(
             documents=len(inside),
-            eots=eots,
+            separators=counts,
             begins_document=some and int(inside["start"][0]) == first,
             ends_with_eot=ends_with_eot,
             first_row=int(rows[0]) if some else -1,
@@ -287,11 +328,11 @@ class _Auditor:
 
     def _report_scan(self, scan: Scan) -> None:
         size = self.spec.size
-        for file, tally, what in (
-            (self.shard_file, scan.unknown, f"ids are outside the vocabulary of {size:,}"),
-            (self.index_file, scan.missing, "documents are missing"),
-            (self.index_file, scan.unexpected, "documents start where there is no EOT"),
-        ):
+        told = [(self.shard_file, scan.unknown, f"ids are outside the vocabulary of {size:,}")]
+        for mark in scan.marks:
+            told.append((self.index_file, mark.missing, mark.missing_words))
+            told.append((self.index_file, mark.unexpected, mark.unexpected_words))
+        for file, tally, what in told:
             if tally.count:
                 self._report(file, f"{tally.count:,} {what}, the first at token {tally.first:,}")
 

@@ -1,4 +1,4 @@
-"""A source shard as tokens: read from parquet, encoded, audited, counted.
+"""A source shard as tokens: read, encoded, audited, counted.
 
 The fast encoder is never simply trusted. Of every source the first document,
 and about one in a thousand of the rest, always the same ones, is encoded by
@@ -22,7 +22,7 @@ from fwconvert.job.orders import ConvertOrder, Reporter, RunContext
 from fwconvert.options import Encoder
 from fwconvert.recipes import Rules
 from fwconvert.shards.cutting import Batch
-from fwconvert.sources import filters, parquet
+from fwconvert.sources import filters, readers, reading
 from fwconvert.store import layout
 from fwconvert.store.base import Store
 from fwconvert.store.receipts import Counts
@@ -50,22 +50,23 @@ class EncodedSource:
         self.counts = Counts(rows=0, documents=0, null_rows=0, empty_rows=0, text_bytes=0, tokens=0)
         self.audited = 0
 
-    def prove(self) -> parquet.Proof:
+    def prove(self) -> reading.Proof:
         """Return the sha256 of the source: hashed now, unless that was done when it was fetched."""
         known = self._order.source.sha256
         if self._order.file.proven and known is not None:
-            return parquet.look(self._file, known)
-        return parquet.prove(self._file, self._reporter.check)
+            return reading.look(self._file, known)
+        return reading.prove(self._file, self._reporter.check)
 
-    def check_unchanged(self, proof: parquet.Proof) -> None:
+    def check_unchanged(self, proof: reading.Proof) -> None:
         """Raise SourceError if the file has changed since it was proven."""
-        parquet.unchanged(self._file, proof)
+        reading.unchanged(self._file, proof)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the documents in order, each with its separator, up to the run's limit."""
-        order, rules = self._order, self._order.context.rules
-        total = parquet.row_count(self._file)
-        batches = parquet.batches(self._file, rules.text_column, filters.of(rules))
+        order, rules, spec = self._order, self._order.context.rules, self._tokenizer.spec
+        reader = readers.of(order.source.path, self._file)
+        extent = reader.extent(self._file)
+        batches = reader.batches(self._file, rules.text_column, filters.of(rules))
         for batch in read_ahead(batches, _BATCHES_AHEAD) if order.context.threads > 1 else batches:
             allowed, limited, cut = batch, False, False
             if order.allowed_documents is not None:
@@ -75,7 +76,7 @@ class EncodedSource:
 
             encoded = self._tokenizer.encode(allowed.texts)
             self._audit(allowed, encoded)
-            stream = tokenizer.place_eot(encoded, self._tokenizer.spec.eot, rules.eot)
+            stream = tokenizer.place_eot(encoded, spec.eot, rules.eot, spec.bos)
 
             tokens = stream.tokens
             if order.allowed_tokens is not None:
@@ -89,14 +90,14 @@ class EncodedSource:
                     allowed = allowed.until(int(end))
 
             self.counts = _counted(self.counts, allowed, len(tokens), limited=limited, cut=cut)
-            self._reporter.show(self.counts.rows, total)
+            self._reporter.show(allowed.done, extent)
             self._reporter.show_text(self.counts.tokens, self.counts.text_bytes)
             self._reporter.check()
             yield Batch(tokens, stream.starts[: len(allowed.rows)], allowed.rows)
             if limited:
                 return
 
-    def _audit(self, batch: parquet.TextBatch, encoded: tokenizer.Encoded) -> None:
+    def _audit(self, batch: reading.TextBatch, encoded: tokenizer.Encoded) -> None:
         """Compare a sample of the documents with the reference, unless it encoded them."""
         if not isinstance(self._tokenizer, FastTokenizer):
             return
@@ -114,13 +115,13 @@ class EncodedSource:
                         "pass --encoder reference, and please report the document",
                         source=self._order.source.path,
                         row=row,
-                        id=parquet.identity(self._file, row),
+                        id=readers.of(self._order.source.path, self._file).identity(self._file, row),
                     )
                 )
         self.audited += len(sample)
 
 
-def _counted(counts: Counts, batch: parquet.TextBatch, tokens: int, *, limited: bool, cut: bool) -> Counts:
+def _counted(counts: Counts, batch: reading.TextBatch, tokens: int, *, limited: bool, cut: bool) -> Counts:
     """Return the counts with one more batch."""
     return Counts(
         rows=counts.rows + batch.seen,

@@ -1,21 +1,23 @@
 """A source shard as tokens, taken from the token shards of another run.
 
 Nothing is encoded again. What the other run has is compared with its own
-document index and its own counts; the separator moves to the other side of each
-document if that is where it should be.
+document index and its own counts; what separates documents is replaced by what
+should.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.errors import ShardError, message
 from fwconvert.job.orders import ConvertOrder, Exported, Reporter
+from fwconvert.recipes import Separators
 from fwconvert.shards.cutting import Batch
 from fwconvert.shards.stream import DocumentStarts, StreamReader
-from fwconvert.sources.parquet import Proof
+from fwconvert.sources.reading import Proof
 from fwconvert.store.local import open_store
 from fwconvert.tokens import registry
 
@@ -37,11 +39,14 @@ class ExistingTokens:
             open_store(exported.run, scratch=order.context.scratch),
             exported.rules,
             exported.passages,
-            registry.of_rules(exported.rules).eot,
+            registry.separators_of(exported.rules),
             reporter.check,
         )
-        # What was seen when the source itself was read.
-        self.counts = exported.counts
+        self._wanted = registry.separators_of(order.context.rules)
+        # What was seen when the source itself was read; the separators are those of this run.
+        counts, old = exported.counts, self._reader.separators
+        more = counts.documents * (self._wanted.each - old.each)
+        self.counts = msgspec.structs.replace(counts, tokens=counts.tokens + more)
         self._documents, self._last_row = 0, -1
 
     def prove(self) -> Proof:
@@ -56,32 +61,42 @@ class ExistingTokens:
         """Yield the stream in order, in steps; a document may run across them."""
         counts, reader = self._exported.counts, self._reader
         self._check_ends()
-        for begin in range(0, reader.length, STEP):
-            end = min(begin + STEP, reader.length)
+        for begin, end in self._steps():
             found = reader.documents(begin, end)
             self._check_documents(begin, end, found)
             self._reporter.check()
-            yield Batch(self._with_separators(begin, end), found.starts - begin, found.rows)
+            tokens, starts = self._with_separators(begin, end, found.starts)
+            yield Batch(tokens, starts, found.rows)
             self._reporter.show(end, reader.length)
             self._reporter.show_text(end, counts.text_bytes * end // reader.length)
         if self._documents != counts.documents:
             raise self._misfit(f"{counts.documents:,} documents", f"{self._documents:,}")
 
-    def _with_separators(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the tokens from `begin` to `end`, with each separator on the side where it should be.
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """Yield where each step begins and ends: never behind the first token of a document.
 
-        E d1 E d2 becomes d1 E d2 E, or the other way round: one token goes at
-        one end and comes at the other. Documents start where they started.
+        That may be a separator which goes, and then the document would begin in the next step.
         """
-        reader, rules = self._reader, self._exported.rules
-        if self._order.context.rules.eot == rules.eot:
-            return reader.tokens(begin, end)
-        separator = np.array([reader.eot], rules.token_type)
-        if rules.eot == "before":
-            tokens = reader.tokens(begin + 1, end + 1)
-            return tokens if end < reader.length else np.append(tokens, separator)
-        tokens = reader.tokens(max(begin - 1, 0), end - 1)
-        return tokens if begin else np.append(separator, tokens)
+        begin, reader = 0, self._reader
+        while begin < reader.length:
+            end = min(begin + STEP, reader.length)
+            while end < reader.length and len(reader.documents(end - 1, end).starts):
+                end += 1
+            yield begin, end
+            begin = end
+
+    def _with_separators(
+        self, begin: int, end: int, starts: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the tokens from `begin` to `end`, separated as they should be, and where documents start."""
+        reader, old, new = self._reader, self._reader.separators, self._wanted
+        tokens, starts = reader.tokens(begin, end), starts - begin
+        if old == new:
+            return tokens, starts
+        ends = reader.documents(begin + 1, end + 1).starts - begin
+        if end == reader.length and not self._exported.counts.cut:
+            ends = np.append(ends, len(tokens))
+        return _replaced(tokens, starts, ends, old, new)
 
     def _check_ends(self) -> None:
         """Raise ShardError unless the stream is as long as it should be, and begins and ends a document."""
@@ -95,18 +110,22 @@ class ExistingTokens:
         last = reader.tokens(wanted - 1, wanted).tolist()
         if self._exported.counts.cut:  # Where a limit ended the last document, anything may stand.
             return
-        if (last == [reader.eot]) != (self._exported.rules.eot == "after"):
-            raise self._misfit(f"a separator {self._exported.rules.eot} each document", f"{last} at the end")
+        after = reader.separators.after
+        if after is not None and last != [after]:
+            raise self._misfit("a separator after each document", f"{last} at the end")
 
     def _check_documents(self, begin: int, end: int, found: DocumentStarts) -> None:
         """Raise ShardError unless documents start where the separators say, in the order of their rows."""
-        shift = 0 if self._exported.rules.eot == "before" else 1
-        tokens = self._reader.tokens(begin, end)
-        wanted = np.flatnonzero(tokens == self._reader.eot) + (begin + shift)
-        wanted = wanted[wanted < self._reader.length]
-        starts = self._reader.documents(begin + shift, end + shift).starts if shift else found.starts
-        if not np.array_equal(starts, wanted):
-            raise self._misfit(f"{len(wanted):,} documents after token {begin:,}", f"{len(starts):,} others")
+        reader, tokens = self._reader, self._reader.tokens(begin, end)
+        for token, shift in ((reader.separators.before, 0), (reader.separators.after, 1)):
+            if token is None:
+                continue
+            wanted = np.flatnonzero(tokens == token) + (begin + shift)
+            wanted = wanted[wanted < reader.length]
+            starts = reader.documents(begin + shift, end + shift).starts if shift else found.starts
+            if not np.array_equal(starts, wanted):
+                what = f"{len(wanted):,} documents after token {begin:,}", f"{len(starts):,} others"
+                raise self._misfit(*what)
         rows = np.concatenate([[self._last_row], found.rows])
         if np.any(rows[1:] <= rows[:-1]) or rows[-1] >= self._exported.counts.rows:
             raise self._misfit("rows in order", f"others after token {begin:,}")
@@ -124,3 +143,32 @@ class ExistingTokens:
                 found=found,
             )
         )
+
+
+def _replaced(
+    tokens: NDArray[Any],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    old: Separators,
+    new: Separators,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return tokens with other separators, and where documents start then.
+
+    `starts` and `ends` are those of the documents that start, or end, within them.
+    """
+    keep = np.ones(len(tokens), np.bool_)
+    if old.before is not None:
+        keep[starts] = False
+    if old.after is not None:
+        keep[ends - 1] = False
+    # How many tokens of text are ahead of each place.
+    ahead = np.concatenate([[0], np.cumsum(keep)])
+    # Where separators come: even numbers for those after a document, which are first where another one
+    # starts, and odd ones for those before.
+    none = np.empty(0, np.int64)
+    closing = none if new.after is None else 2 * ends
+    opening = none if new.before is None else 2 * starts + 1
+    places = np.sort(np.concatenate([closing, opening]))
+    separators = np.where(places % 2, new.before or 0, new.after or 0).astype(tokens.dtype)
+    made = np.insert(tokens[keep], ahead[places // 2], separators)
+    return made, ahead[starts] + np.searchsorted(places, 2 * starts + 1)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fwconvert.job.orders import ConvertOrder
+from fwconvert.recipes import Separators
 from fwconvert.shards.cutting import Batch
 from fwconvert.sources import labels
 from fwconvert.store import layout, statistics
@@ -37,7 +38,7 @@ class Gathering:
     def __init__(self, order: ConvertOrder) -> None:
         self._order = order
         self._is_broken = False
-        self._separator = -1
+        self._separators = Separators(None, None)
         # Where the last document starts in the stream, and where the stream ends.
         self._last = -1
         self._end = 0
@@ -75,7 +76,7 @@ class Gathering:
             self._is_broken = True
 
     def _begin(self) -> None:
-        self._separator = registry.of_rules(self._order.context.rules).eot
+        self._separators = registry.separators_of(self._order.context.rules)
         if self._order.exported is None:
             self._stretches, self._footer = labels.stretches(self._order.file.local)
             self._picked = [[] for _ in self._stretches]
@@ -115,7 +116,7 @@ class Gathering:
         self._sample, self._lengths, self._waiting = [], [], 0
 
     def _count_lengths(self, lengths: NDArray[np.int64]) -> None:
-        lengths = lengths - 1  # Without the separator.
+        lengths = lengths - self._separators.each
         lengths = lengths[lengths > 0]
         if not len(lengths):
             return
@@ -126,16 +127,13 @@ class Gathering:
 
     def _publish(self, store: Store, counts: Counts) -> None:
         self._count()
+        lost = counts.cut and self._separators.after is not None
         if self._last >= 0:
             # The last document ends with the source, where a limit may have cut off its separator.
-            after = self._order.context.rules.eot == "after"
-            self._count_lengths(np.array([self._end - self._last + (counts.cut and after)]))
-        order, separators = (
-            self._order,
-            self._documents - (counts.cut and self._order.context.rules.eot == "after"),
-        )
+            self._count_lengths(np.array([self._end - self._last + lost]))
+        order, separators = self._order, self._documents * self._separators.each - lost
         urls_counted, domains, scores, step, sampled = self._labelled()
-        frequent = _most_frequent(self._frequencies, self._separator)
+        frequent = _most_frequent(self._frequencies, self._separators)
         record = SourceStatistics(
             recipe_id=order.context.recipe_id,
             path=order.source.path,
@@ -196,10 +194,11 @@ def _some(tokens: NDArray[Any]) -> NDArray[Any]:
     return tokens[: run * _RUNS].reshape(_RUNS, run)[:, : run // _COUNT_ONE_IN].ravel()
 
 
-def _most_frequent(frequencies: NDArray[np.int64], separator: int) -> tuple[tuple[int, int], ...]:
-    most = min(statistics.MOST_TOP_TOKENS + 1, len(frequencies))
+def _most_frequent(frequencies: NDArray[np.int64], separators: Separators) -> tuple[tuple[int, int], ...]:
+    most = min(statistics.MOST_TOP_TOKENS + separators.each, len(frequencies))
     some: list[int] = np.argpartition(frequencies, -most)[-most:].tolist() if most else []
-    pairs = sorted((-int(frequencies[one]), one) for one in some if one != separator)
+    around = separators.before, separators.after
+    pairs = sorted((-int(frequencies[one]), one) for one in some if one not in around)
     return tuple((one, -count) for count, one in pairs[: statistics.MOST_TOP_TOKENS] if count)
 
 

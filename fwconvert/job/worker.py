@@ -49,7 +49,7 @@ from fwconvert.shards.shard import (
     tail_index_type,
     token_count,
 )
-from fwconvert.sources.parquet import Proof
+from fwconvert.sources.reading import Proof
 from fwconvert.store import layout, receipts
 from fwconvert.store.base import Store
 from fwconvert.store.local import open_store
@@ -332,7 +332,7 @@ def _absorbed_pieces(store: Store, absorbed: Absorbed, rules: Rules) -> Iterator
     ):
         _check_length(path, token_count(path, rules.token_type, rules.shard_format), whole)
         index = read_index(index_path, rules.shard_format)
-        with opened(path) as file:
+        with opened(path, rules) as file:
             file.read(rules.shard_format.header_bytes)
             yield from _pieces(
                 lambda begin, end: np.frombuffer(file.read((end - begin) * kind.itemsize), kind), index, whole

@@ -1,6 +1,6 @@
 """Document order: whole documents, shuffled over the whole run and packed into windows.
 
-A window begins with the first token of a document (the EOT with `--eot before`)
+A window begins with the first token of a document (its separator with `--eot before` and `--bos-token`)
 and continues with the documents that follow in the shuffled order; the last is
 cut where the window ends. The rest of a cut document is left out, and the next
 window begins with the next document, as in modded-nanogpt.

@@ -18,7 +18,7 @@ from fwconvert import formats
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import ZIPPED, Format
 from fwconvert.recipes import TokenType
-from fwconvert.shards import zstd
+from fwconvert.shards import table, zstd
 from fwconvert.shards.shard import Beginning, beginning, map_array, numpy_type
 
 _TYPES: dict[int, TokenType] = {2: "uint16", 4: "uint32"}
@@ -57,9 +57,11 @@ class TokenFile:
         return self.path.name
 
     def read(self) -> NDArray[Any]:
-        """Return its tokens: mapped, or unpacked into memory if the shard is compressed."""
+        """Return its tokens: mapped, or unpacked into memory if the shard is compressed or a table."""
         dtype = numpy_type(self.token_type)
-        if self.path.suffix != ZIPPED:
+        if table.is_table(self.path):
+            tokens = table.read(self.path, dtype)
+        elif self.path.suffix != ZIPPED:
             # Slices of the plain type are made twice as fast as those of np.memmap.
             tokens = np.asarray(map_array(self.path, dtype, self.offset))
         else:
@@ -71,7 +73,8 @@ class TokenFile:
 
 def look(path: Path, claims: Claims) -> TokenFile:
     """Return a shard's contents; raise ShardError, which names it, if it is not a shard or not as claimed."""
-    start = beginning(path, formats.MOST_HEADER_BYTES)
+    most = max(formats.MOST_HEADER_BYTES, claims.shard_format.header_bytes if claims.shard_format else 0)
+    start = beginning(path, most)
     if path.suffix == ZIPPED:
         zstd.unpackable_size(path)
     if claims.bytes is not None and claims.bytes != start.file_bytes:
@@ -85,7 +88,8 @@ def look(path: Path, claims: Claims) -> TokenFile:
         )
     shard_format = claims.shard_format or _format_of(path, start, claims.raw)
     width = numpy_type(claims.token_type or claims.raw or "uint16").itemsize
-    found = shard_format.contents(path, start.head, start.content_bytes, width)
+    size = table.token_count(path) * width if shard_format.is_table else start.content_bytes
+    found = shard_format.contents(path, start.head, size, width)
     token_type = _TYPES[found.token_bytes]
     for what, claimed, there in (
         ("number of tokens", claims.tokens, found.tokens),
@@ -94,7 +98,7 @@ def look(path: Path, claims: Claims) -> TokenFile:
         if claimed is not None and claimed != there:
             wrong = f"the {what} of a token shard does not match the run manifest"
             raise ShardError(message(wrong, file=path, found=there, in_manifest=claimed))
-    return TokenFile(path, found.tokens, token_type, found.offset, start.content_bytes)
+    return TokenFile(path, found.tokens, token_type, found.offset, size)
 
 
 def _format_of(path: Path, start: Beginning, raw: TokenType | None) -> Format:

@@ -23,7 +23,7 @@ import numpy as np
 
 from fwconvert import records
 from fwconvert.errors import ManifestError, NotReady, ShardError, UsageError, message
-from fwconvert.formats import LLMC, ZIPPED, Format
+from fwconvert.formats import LLMC, PARQUET, ZIPPED, Format
 from fwconvert.loader import foreign
 from fwconvert.loader.files import Claims, TokenFile, look
 from fwconvert.loader.remote import RemoteFile
@@ -119,12 +119,18 @@ class Shards:
         if not self._compressed or len(self.files) <= _MOST_UNPACKED:
             return
         folder = self.files[0].path.parent
-        export = f"fwconvert export {folder} --compress none -o NEW, and serve NEW; or"
+        is_table = self.shard_format.is_table
+        choice = "--format llmc" if is_table else "--compress none"
+        export = f"fwconvert export {folder} {choice} -o NEW, and serve NEW; or"
         raise UsageError(
             message(
                 "this many compressed token shards can only be served in sequence",
                 *([export] if self.lines else []),
-                "unpack them where they are (zstd -d *.zst): plain files are preferred; or",
+                *(
+                    []
+                    if is_table
+                    else ["unpack them where they are (zstd -d *.zst): plain files are preferred; or"]
+                ),
                 "order='sequential'",
                 folder=folder,
                 shards=f"{len(self.files):,}, of which compressed {self._compressed:,}",
@@ -134,7 +140,7 @@ class Shards:
 
     @property
     def _compressed(self) -> int:
-        return sum(file.path.suffix == ZIPPED for file in self.files)
+        return sum(file.path.suffix in (ZIPPED, PARQUET.suffix) for file in self.files)
 
 
 def has_manifest(store: Store) -> bool:

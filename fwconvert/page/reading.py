@@ -196,11 +196,11 @@ class Reader:
         """Return at most so many tokens of a document, from a token of its shard on."""
         begin = max(piece.begin, begin)
         ids = self._ids(piece.shard, begin, min(piece.end, begin + most))
-        decoder, separator = codecs.getincrementaldecoder("utf-8")("replace"), self._eot
+        decoder, separators = codecs.getincrementaldecoder("utf-8")("replace"), self._separators
         found = []
         for one in ids.tolist():
-            if one == separator:
-                found.append(Token(one, "", is_separator=True))
+            if one in separators:
+                found.append(Token(one, separators[one], is_separator=True))
                 decoder.reset()
                 continue
             text = decoder.decode(self._text_of(one))
@@ -209,8 +209,6 @@ class Reader:
 
     def text_of(self, token: int) -> str:
         """Return the text of one token as it is shown; bytes that are no text by themselves as numbers."""
-        if token == self._eot:
-            return "<|endoftext|>"
         content = self._text_of(token)
         try:
             return printable(content.decode()[:_MOST_TEXT]).replace("\n", "\\n").replace("\t", "\\t")
@@ -239,8 +237,12 @@ class Reader:
         return None, stop
 
     @property
-    def _eot(self) -> int:
-        return int(self._tokenizer.spec.eot)
+    def _separators(self) -> dict[int, str]:
+        """The separators, and what is shown for each."""
+        around = self._tokenizer.spec.separators(self._run.manifest.rules.eot)
+        if around.each == 1:
+            return {self._tokenizer.spec.eot: "end of text"}
+        return {around.before: "begin of text", around.after: "end of text"}
 
     @property
     def _tokenizer(self) -> Any:
@@ -258,7 +260,7 @@ class Reader:
         """Return tokens of a token shard: read from their place, or unpacked if it is compressed."""
         line, rules = self.line(name), self._run.manifest.rules
         kind, wanted = rules.shard_format, max(0, end - begin)
-        if rules.compress:
+        if rules.is_packed:
             with self._run.store.on_disk(layout.shard(line.name)) as path:
                 tokens = shard.read_tokens(path, rules.token_type, kind, line.tokens)
                 return np.array(tokens[begin:end])

@@ -3,6 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
+from fwconvert import trainers
 from fwconvert.recipes import Rules
 from fwconvert.store.run_manifest import RunManifest
 
@@ -26,7 +27,7 @@ def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
         ("Text", f"The column “{rules.text_column}”{_choice(rules)}"),
         (
             "Tokens",
-            f"{rules.tokenizer}, ids of {rules.token_bytes * 8} bits; a separator {rules.eot} each document.",
+            f"{rules.tokenizer}, ids of {rules.token_bytes * 8} bits; {rules.separated}.",
         ),
         ("Token shards", _shards(rules)),
         ("Validation", _validation(rules)),
@@ -85,10 +86,7 @@ def _last(rules: Rules) -> str:
 def ways(manifest: RunManifest, address: str) -> list[Way]:
     """Return how each trainer loads the run; for those that need another format, how to make it."""
     rules = manifest.rules
-    suffix, name, is_stream = rules.suffix, rules.name, rules.shard_format.is_one_stream
     there = shlex.quote(address)
-    train = f"{address}/train{suffix}" if is_stream else f"{address}/{name}_train_*{suffix}"
-    val = f"{address}/val{suffix}" if is_stream else f"{address}/{name}_val_*{suffix}"
     own = [
         Way(
             "fwconvert",
@@ -98,46 +96,22 @@ def ways(manifest: RunManifest, address: str) -> list[Way]:
     if rules.compress:
         unpacked = Way("Other trainers", f"fwconvert export {there} --compress none -o NEW")
         return [*own, unpacked]
+    named = [line.name for line in manifest.shards if line.split == "train"]
+    first = f"{address}/{named[0] if named else f'train{rules.suffix}'}"
     header = rules.shard_format.header_bytes
-    shards = [line.name for line in manifest.shards if line.split == "train"]
-    first = f"{address}/{shards[0] if shards else f'train{suffix}'}"
-    own.append(
-        Way(
-            "numpy",
-            f'import numpy as np\ntokens = np.memmap("{first}", np.{rules.token_type}, "r", offset={header})',
+    if rules.shard_format.is_table:
+        line = f'import pyarrow.parquet as pq\nrows = pq.read_table("{first}")["input_ids"]'
+        own.append(Way("pyarrow", line))
+    else:
+        line = (
+            f'import numpy as np\ntokens = np.memmap("{first}", np.{rules.token_type}, "r", offset={header})'
         )
-    )
-    by_format = {
-        "llmc": [
-            Way("llm.c", f"-i '{train}' -j '{val}'"),
-            Way("modded-nanogpt", f"train_files = {train!r}\nval_files = {val!r}"),
-            Way("NeMo Automodel", f"NanogptDataset, file_pattern: {train}"),
-        ],
-        "npy": [Way("build-nanogpt", f'data_root = "{address}"')],
-        "raw": [Way("nanoGPT", f"the folder is its data/NAME: {address}")],
-        "megatron": [
-            Way(
-                "Megatron-LM",
-                f"--train-data-path $(for f in {train}; do wc -c <$f; echo ${{f%.bin}}; done) "
-                f"--valid-data-path $(for f in {val}; do echo ${{f%.bin}}; done)",
-            ),
-            Way("OLMo-core, MaxText", f"paths: {train}"),
-        ],
-        "datatrove": [Way("nanotron", f"dataset_folder: {address}\nuse_old_brrr_dataloader: true")],
-    }
-    trainers = {
-        "llmc": "llm.c, modded-nanogpt",
-        "npy": "build-nanogpt",
-        "raw": "nanoGPT",
-        "megatron": "Megatron-LM, OLMo-core",
-        "datatrove": "nanotron",
-    }
-    others = [
-        Way(trainer, f"fwconvert export {there} --format {word} -o NEW")
-        for word, trainer in trainers.items()
-        if word != rules.format
+        own.append(Way("numpy", line))
+    shards = manifest.headline.train_shards
+    read = [
+        Way(one.trainer, one.line) for one in trainers.readings(rules, address, shards) if not one.why_not
     ]
-    return [*own, *by_format.get(rules.format, []), *others]
+    return [*own, *read, *(Way(*other) for other in trainers.exports(rules, address))]
 
 
 def number(count: int, what: str) -> str:

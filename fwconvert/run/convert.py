@@ -36,6 +36,7 @@ from fwconvert.run.recorder import Recorder
 from fwconvert.run.resume import Found, Tick, find_done
 from fwconvert.run.state import RunState
 from fwconvert.run.tracker import Tracker
+from fwconvert.shards import listings
 from fwconvert.store import base, layout, pulses, run_manifest, saved_recipe, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.local import absolute, open_store
@@ -281,6 +282,7 @@ class Conversion:
                 return None
             tracker = Tracker(store, state, self.inputs, self.given.observer, self.given.stop)
             is_whole = manifest == tracker.manifest(complete=True) and not self._unlisted(tracker).own
+            is_whole = is_whole and listings.are_there(store, self.recipe.rules, manifest.shards)
         except Stopped:
             raise
         except FwconvertError:
@@ -319,6 +321,8 @@ class Conversion:
         tracker = Tracker(
             store, state, self.inputs, observer, self.given.stop, workers=slots, writes_manifest=is_whole
         )
+        if not state.is_complete:
+            listings.remove(store, self.recipe.rules)
         tracker.cleanup.withdraw_over_limit()
         tracker.cleanup.remove_leftovers()
         return tracker
@@ -429,6 +433,7 @@ class Conversion:
             run_manifest.remove_unlisted(store, self._unlisted(tracker))
             store.clear(layout.TAILS)
             store.clear(layout.QUARANTINE)
+            listings.write(store, self.recipe.rules, tracker.manifest().shards)
         sessions.write(store, sessions.ended(session, outcome))
         tracker.write_manifest(complete=is_complete)
 

@@ -17,6 +17,7 @@ from fwconvert.errors import OutputError, Stopped, UsageError, message
 from fwconvert.inspection.reader import read_manifest
 from fwconvert.options import Options
 from fwconvert.run.events import Observer, SilentObserver, Snapshot, StopSwitch
+from fwconvert.shards import listings
 from fwconvert.store import base, layout, receipts, run_manifest, saved_recipe, sessions
 from fwconvert.store.base import Store
 from fwconvert.store.local import absolute, open_store
@@ -101,6 +102,8 @@ class _Copying:
                 sizes[last] = None
             # Receipts say that the files they name are there.
             for files in (output, records, [last]):
+                if files == [last]:
+                    listings.write(target, rules, manifest.shards)
                 self._copy_all(files, sizes)
                 target.settle(*sorted({file.name.rpartition("/")[0] for file in files}))
             unlisted = run_manifest.find_unlisted(

@@ -263,7 +263,9 @@ def _output_bytes(rules: Rules, tokens: int, shards: int, documents: int) -> int
     # At the head of a token shard there may be the rest of a document.
     beside = shards * for_shard + (documents + shards) * for_document
     heads = shards * kind.header_bytes
-    return tokens * rules.token_bytes + heads + documents * kind.index_entry_bytes + beside
+    # A token of a table has the bits of its number among those of its row group: 16 or 17, mostly.
+    packed = tokens * 5 // 2 if kind.is_table else tokens * rules.token_bytes
+    return packed + heads + documents * kind.index_entry_bytes + beside
 
 
 def _working_bytes(rules: Rules, workers: int, largest_tokens: int) -> int:

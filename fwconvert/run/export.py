@@ -23,7 +23,7 @@ from fwconvert.inspection.reader import RunReader
 from fwconvert.job.orders import ConvertOrder, Exported, Ready
 from fwconvert.options import Options
 from fwconvert.processes import CallApart
-from fwconvert.recipes import EotSide, Last, Layout, Recipe, SourceShard, block_digits, check_rules
+from fwconvert.recipes import EotSide, Last, Layout, Recipe, Rules, SourceShard, block_digits, check_rules
 from fwconvert.run import request
 from fwconvert.run.convert import Conversion, Result, environment
 from fwconvert.run.engines import Engine
@@ -42,12 +42,15 @@ class Changes(TypedDict, total=False):
     """What is to differ from the run that is exported. None: nothing."""
 
     format: FormatName | None
+    eot_token: str | int | None
+    bos_token: str | int | None
     eot: EotSide | None
     shard_tokens: int | None
     val_tokens: int | None
     layout: Layout | None
     last: Last | None
     compress: request.Compression | None
+    sequence_length: int | None
     name: str | None
 
 
@@ -63,8 +66,8 @@ def export(
 ) -> Result:
     """Make in `out` the run that a conversion with these changes would give, from the finished run in `run`.
 
-    Changes are format, eot, shard_tokens, val_tokens, layout, last, compress and
-    name. Nothing is tokenised again. Returns and raises as `convert` does, and
+    Changes are format, eot_token, bos_token, eot, shard_tokens, val_tokens, layout, last,
+    compress, sequence_length and name. Nothing is tokenised again. Returns and raises as `convert` does, and
     goes on like it after a crash.
     """
     return Export(run, changes).carry_out(
@@ -79,7 +82,7 @@ class Export:
         self._run = RunReader(absolute(run))
         _refuse_unfinished(self._run)
         self.recipe = changed_recipe(self._run.manifest.recipe(), changes)
-        _refuse_to_turn_a_cut(self._run, self.recipe.rules.eot)
+        _refuse_another_limit(self._run, self.recipe.rules)
 
     def carry_out(
         self,
@@ -102,13 +105,16 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
     records.check_values(changes, get_type_hints(Changes))
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
-    given = _of_format(recipe, formats.find(given.get("format", old.format))) | given
+    kind = formats.find(given.get("format", old.format))
+    given = _of_format(recipe, kind) | _of_separators(old, kind, given) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
     given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
+    length = old.sequence_length if kind.has_windows else None
+    given |= request.windows(kind, given.get("sequence_length", length))
     tokens = given.get("shard_tokens", old.shard_tokens)
     if tokens and 0 < old.val_tokens == old.shard_tokens:  # One shard for validation stays one shard.
         given.setdefault("val_tokens", tokens)
-    new = msgspec.structs.replace(old, **given)
+    new = msgspec.structs.replace(old, **{name: given[name] for name in given if name not in _TYPED})
     digits = block_digits(files, max(1, new.block_tokens))
     return Recipe(recipe.source, check_rules(msgspec.structs.replace(new, block_digits=digits)))
 
@@ -118,10 +124,38 @@ def _of_format(recipe: Recipe, kind: Format) -> dict[str, Any]:
     old = recipe.rules.shard_format
     if kind is old:
         return {}
-    rules: dict[str, Any] = {"eot": kind.eot} | ({} if kind.zips else {"compress": "none"})
+    # Two separators have their sides in every format.
+    side = {"eot": kind.eot} if recipe.rules.bos_id is None else {}
+    rules: dict[str, Any] = side | ({} if kind.zips else {"compress": "none"})
     if kind.is_one_stream == old.is_one_stream:
         return rules
     return rules | request.shape(kind, demo=recipe.source.dataset == "demo")
+
+
+# What is given as the user typed it, and stands in the rules as ids.
+_TYPED = ("eot_token", "bos_token")
+
+
+def _of_separators(old: Rules, kind: Format, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other separators than the old ones decide."""
+    ends, begins = (given.get(name) for name in _TYPED)
+    if ends is None and begins is None:
+        if old.bos_id is None or given.get("eot") is None:
+            return {}
+        raise UsageError(
+            message(
+                "--eot says where one separator is, and this run has two",
+                f"to keep one, pass --bos-token {old.bos_id} (before each document) "
+                f"or --eot-token {old.eot_id} with --eot",
+                bos_token=old.bos_id,
+                eot_token=old.eot_id,
+            )
+        )
+    spec, side = request.separated(registry.of_rules(old), given.get("eot"), ends, begins)
+    if side is None:
+        is_same_shape = kind is old.shard_format and old.bos_id is None
+        side = old.eot if is_same_shape else kind.eot
+    return {**registry.UNSEPARATED, **registry.as_rules(spec), "eot": side}
 
 
 def _refuse_unfinished(run: RunReader) -> None:
@@ -160,14 +194,30 @@ def _refuse_unfinished(run: RunReader) -> None:
         )
 
 
-def _refuse_to_turn_a_cut(run: RunReader, eot: EotSide) -> None:
-    """Raise UsageError if the last document lacks the token that the other side would have room for."""
-    if eot != run.manifest.rules.eot and any(job.cut for job in run.manifest.jobs):
+def _refuse_another_limit(run: RunReader, wanted: Rules) -> None:
+    """Raise UsageError if the limit would end the run elsewhere, where the run may have no tokens to take."""
+    manifest, rules = run.manifest, run.manifest.rules
+    old, new = registry.separators_of(rules), registry.separators_of(wanted)
+    moved = [(old.before is None) != (new.before is None), (old.after is None) != (new.after is None)]
+    if any(moved) and any(job.cut for job in manifest.jobs):
+        keep = "keep its separators" if rules.bos_id is not None else f"give --eot {rules.eot}"
         raise UsageError(
             message(
                 "the last document of this run is cut (--limit-tokens): separators cannot change sides",
-                f"give --eot {run.manifest.rules.eot}, or convert the sources again",
+                f"{keep}, or convert the sources again",
                 folder=run.store.uri,
+            )
+        )
+    had = sum(job.tokens for job in manifest.jobs)
+    have = had + sum(job.documents for job in manifest.jobs) * (new.each - old.each)
+    if rules.limit_tokens is not None and old.each != new.each and max(had, have) >= rules.limit_tokens:
+        raise UsageError(
+            message(
+                "with as many separators --limit-tokens would end this run at another document",
+                "keep as many as it has, or convert the sources again",
+                folder=run.store.uri,
+                limit_tokens=f"{rules.limit_tokens:,}",
+                tokens=f"{had:,}, and {have:,} with {new.each} for each document",
             )
         )
 
@@ -223,7 +273,8 @@ class FinishedRun(Input):
             msgspec.structs.replace(recipe.source, files=files),
             msgspec.structs.replace(recipe.rules, limit_documents=None, limit_tokens=None),
         )
-        tokens = {path: job.tokens for path, job in self._jobs.items()}
+        more = recipe.rules.separators_each - self._run.manifest.rules.separators_each
+        tokens = {path: job.tokens + more * job.documents for path, job in self._jobs.items()}
         workers = max(1, min(options.worker_count, len(files)))
         return estimate_needs(unlimited, self.sizes(), workers, counted=tokens)
 

@@ -182,7 +182,7 @@ class LocalFiles(Input):
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
         """Yield all orders; one whose file cannot be read as Unfetched, since no worker need try it."""
-        from fwconvert.sources.parquet import reading  # noqa: PLC0415  # loads pyarrow
+        from fwconvert.sources.reading import reading  # noqa: PLC0415  # loads pyarrow
 
         for order in orders:
             try:
@@ -207,7 +207,7 @@ def changed_file(path: Path, receipt: Receipt) -> str | None:
 
     Hashed only if its size or its time differs: it may be a terabyte of files.
     """
-    from fwconvert.sources.parquet import prove  # noqa: PLC0415  # loads pyarrow
+    from fwconvert.sources.reading import prove  # noqa: PLC0415  # loads pyarrow
 
     if not path.exists():
         return None

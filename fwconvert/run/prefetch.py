@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from fwconvert import kinds
 from fwconvert.errors import RemoteError, SourceError, Stopped
 from fwconvert.hub.connections import Connections
 from fwconvert.hub.dataset import Dataset
@@ -169,7 +170,10 @@ class Prefetch(Input):
     def location(self, source: SourceShard) -> Path:
         """Return where the file is, or will be."""
         if self._keep is None:
-            return self._private / f"{layout.job_key(source.path)}{catalog.PARQUET}"
+            # The ending tells its reader; without one the content does.
+            return (
+                self._private / f"{layout.job_key(source.path)}{kinds.ending(source.path) or kinds.PARQUET}"
+            )
         return self._keep / source.path
 
     def sizes(self) -> Mapping[str, Size]:
@@ -313,7 +317,7 @@ class Prefetch(Input):
         for order in orders:
             # An earlier version of fwconvert gave a fetched file the name of its content.
             part, place = self._names(order)[-1], order.file.local
-            left = (self._private / part).with_suffix(catalog.PARQUET)
+            left = (self._private / part).with_suffix(kinds.PARQUET)
             if left.is_file() and not place.exists():
                 atomic.move(left, place)
         for entry in sorted(self._private.iterdir()):

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fwconvert import trainers
 from fwconvert.errors import ColumnError, RemoteError, SourceError, UsageError, message
 from fwconvert.hub.retry import Retry
 from fwconvert.limits import Amount, limit_of
@@ -472,6 +473,26 @@ def _refuse_others(recipe: Recipe, left: int, others: Sequence[tuple[SourceShard
 
 def forewarnings(recipe: Recipe, options: Options, inputs: Input) -> list[str]:
     """Return what will disappoint at the end of a run, as far as sizes tell it at the beginning."""
+    rules = recipe.rules
+    return [*_unreadable(rules), *_no_validation(recipe, options, inputs)]
+
+
+def _unreadable(rules: Rules) -> list[str]:
+    """Return that no trainer of the format will read the output as it is, and why, if that is so."""
+    why = trainers.nobody(rules)
+    if not why:
+        return []
+    what = "no trainer that is known reads what this makes"
+    return [
+        message(
+            what,
+            "see REFERENCE.md for another --format, or go on: fwconvert export makes others of it",
+            **why,
+        )
+    ]
+
+
+def _no_validation(recipe: Recipe, options: Options, inputs: Input) -> list[str]:
     rules = recipe.rules
     if rules.layout == "contiguous" or not rules.val_tokens:
         return []

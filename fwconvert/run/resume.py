@@ -338,7 +338,7 @@ def _shards_can_be(rules: Rules, index: int, job: Receipt) -> bool:
 
 def _file_can_be(rules: Rules, line: ShardLine) -> bool:
     size = rules.shard_format.header_bytes + line.tokens * rules.token_bytes
-    return line.documents >= 0 and (rules.compress is not None or line.bytes == size)
+    return line.documents >= 0 and (rules.is_packed or line.bytes == size)
 
 
 class Cleanup:

@@ -36,7 +36,7 @@ from fwconvert.recipes import Recipe, Rules, SourceShard
 from fwconvert.run import request
 from fwconvert.run.estimate import Sample, Yield
 from fwconvert.run.inputs import Input, workers_at_once
-from fwconvert.sources import demo, filters, parquet
+from fwconvert.sources import demo, filters, readers, reading
 from fwconvert.sources.catalog import Size
 from fwconvert.tokens import registry, tokenizer
 from fwconvert.tokens.spec import Loading
@@ -224,11 +224,11 @@ def _look(question: _Question) -> _Answer:
 
 def _measured(question: _Question, encoder: tokenizer.Tokenizer) -> list[tuple[int, float]]:
     """Encode made-up text; return how many tokens each batch gave, and in how many seconds."""
-    texts, spent = demo.texts(_DEMO_TEXTS), []
+    texts, spent, spec = demo.texts(_DEMO_TEXTS), [], encoder.spec
     for begin in range(0, len(texts), _DEMO_BATCH):
         batch = pa.array(texts[begin : begin + _DEMO_BATCH], pa.string())
         begun = time.monotonic()
-        stream = tokenizer.place_eot(encoder.encode(batch), encoder.spec.eot, question.rules.eot)
+        stream = tokenizer.place_eot(encoder.encode(batch), spec.eot, question.rules.eot, spec.bos)
         hashlib.sha256(stream.tokens.tobytes())
         spent.append((len(stream.tokens), time.monotonic() - begun))
     return spent
@@ -250,22 +250,23 @@ def _tokenizer(question: _Question) -> Iterator[tokenizer.Tokenizer | None]:
             yield None
 
 
-def _encoded(batch: parquet.TextBatch, rules: Rules, encoder: tokenizer.Tokenizer | None) -> int:
+def _encoded(batch: reading.TextBatch, rules: Rules, encoder: tokenizer.Tokenizer | None) -> int:
     """Do with a batch what a worker does; return how many tokens it gives."""
     if encoder is None:
         return registry.estimate_tokens(rules, batch.text_bytes, len(batch.texts))
-    stream = tokenizer.place_eot(encoder.encode(batch.texts), encoder.spec.eot, rules.eot)
+    spec = encoder.spec
+    stream = tokenizer.place_eot(encoder.encode(batch.texts), spec.eot, rules.eot, spec.bos)
     hashlib.sha256(stream.tokens.tobytes())
     return len(stream.tokens)
 
 
-def _read(question: _Question, answer: _Answer) -> Iterator[tuple[_Part, parquet.Sampled, float]]:
+def _read(question: _Question, answer: _Answer) -> Iterator[tuple[_Part, reading.Sampled, float]]:
     """Yield the rows of each part that can be read, and how long reading them took, without the network."""
     sieve, column = filters.of(question.rules), question.rules.text_column
     seen: set[tuple[str, int]] = set()
     failed: set[str] = set()
 
-    def read(part: _Part) -> tuple[parquet.Sampled, float] | SourceError | RemoteError | None:
+    def read(part: _Part) -> tuple[reading.Sampled, float] | SourceError | RemoteError | None:
         file: Path | RangedFile
         if isinstance(part.place, Path):
             file, name = part.place, str(part.place)
@@ -278,8 +279,9 @@ def _read(question: _Question, answer: _Answer) -> Iterator[tuple[_Part, parquet
             return None
         begun = time.thread_time()  # Of this thread alone: waiting for the network is counted elsewhere.
         try:
-            what = parquet.Wanted(part.at, column, sieve, _MOST_BYTES)
-            found = parquet.sample(file, name, what, lambda group: is_new(part.source.path, group))
+            what = reading.Wanted(part.at, column, sieve, _MOST_BYTES)
+            reader = readers.of(part.source.path, file)
+            found = reader.sample(file, name, what, lambda group: is_new(part.source.path, group))
         except (SourceError, RemoteError) as error:
             failed.add(part.source.path)  # Once is enough: a bad footer may take seconds to read.
             return error
@@ -296,7 +298,7 @@ def _read(question: _Question, answer: _Answer) -> Iterator[tuple[_Part, parquet
         seen.add((path, group))
         return len(seen) > size
 
-    def told(part: _Part, found: object) -> Iterator[tuple[_Part, parquet.Sampled, float]]:
+    def told(part: _Part, found: object) -> Iterator[tuple[_Part, reading.Sampled, float]]:
         if isinstance(found, Exception):
             answer.reasons.append(_first_line(found))
             answer.unfit += [str(found)] if isinstance(found, ColumnError) else []
@@ -315,7 +317,7 @@ def _read(question: _Question, answer: _Answer) -> Iterator[tuple[_Part, parquet
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _count(answer: _Answer, part: _Part, read: parquet.Sampled, tokens: int) -> None:
+def _count(answer: _Answer, part: _Part, read: reading.Sampled, tokens: int) -> None:
     path = part.source.path
     gave = Yield(
         rows=read.rows,

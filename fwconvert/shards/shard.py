@@ -23,7 +23,7 @@ from fwconvert import files
 from fwconvert.errors import ShardError, message
 from fwconvert.formats import LLMC, ZIPPED, Format
 from fwconvert.recipes import Rules, TokenType
-from fwconvert.shards import zstd
+from fwconvert.shards import table, zstd
 from fwconvert.shards.cutting import Piece
 from fwconvert.shards.sidecars import Spans, sidecar_parts
 from fwconvert.store import layout
@@ -135,11 +135,22 @@ class ShardWriter:
             zstd.zip_file(self.body.path, self.file.write, self._threads, self._tick)
             self.file.finish()
             self.body.discard()
-        if not self._rules.shard_format.sidecars:
+        kind = self._rules.shard_format
+        if not (kind.sidecars or kind.is_table):
             return
         entries = map_array(self.index.path, self._index_type, 0)
         spans = Spans(entries["start"], firsts, self.tokens)
-        for suffix in self._rules.shard_format.sidecars:
+        if kind.is_table:
+            body = self.body.path
+            self.file = self._store.draft(self._label)
+            size = self._type.itemsize
+            table.write(
+                lambda begin, end: read_array(body, self._type, begin * size, end - begin),
+                spans, self.file.write, self._tick,
+            )  # fmt: skip
+            self.file.finish()
+            self.body.discard()
+        for suffix in kind.sidecars:
             draft = self._store.draft(self._label)
             self._sidecars.append(draft)
             for part in sidecar_parts(suffix, self._rules, spans):
@@ -180,6 +191,8 @@ def beginning(path: Path, most: int) -> Beginning:
 
 def token_count(path: Path, token_type: TokenType, shard_format: Format) -> int:
     """Return how many tokens a token shard has, after its header and its size have been checked."""
+    if shard_format.is_table:
+        return table.token_count(path)
     head, _, size = beginning(path, shard_format.header_bytes)
     return shard_format.own_contents(path, head, size, numpy_type(token_type).itemsize).tokens
 
@@ -199,12 +212,14 @@ def read_tokens(
     """
     there = token_count(path, token_type, shard_format)
     offset, dtype = shard_format.header_bytes, numpy_type(token_type)
-    if path.suffix != ZIPPED:
+    if path.suffix != ZIPPED and not shard_format.is_table:
         return map_array(path, dtype, offset)
     if tokens is not None and there != tokens:
         wrong = "the number of tokens in a token shard does not match the run manifest"
         raise ShardError(message(wrong, file=path, tokens=f"{there:,}", tokens_in_manifest=f"{tokens:,}"))
     state = path.stat()
+    if shard_format.is_table:
+        return _read_table(path, dtype, tick, state.st_size, state.st_mtime_ns)
     most = min(shard_format.most(dtype.itemsize) * dtype.itemsize + offset, 2**62)
     content = _unpacked(path, most, tick, state.st_size, state.st_mtime_ns)
     shard_format.own_contents(path, content[:offset].tobytes(), len(content), dtype.itemsize)
@@ -216,9 +231,17 @@ def _unpacked(path: Path, most: int, tick: Callable[[], None], *_state: int) -> 
     return zstd.unzip(path, most, tick)
 
 
+@lru_cache(1)
+def _read_table(path: Path, dtype: "np.dtype[Any]", tick: Callable[[], None], *_state: int) -> NDArray[Any]:
+    return table.read(path, dtype, tick)
+
+
 @contextmanager
-def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
-    """Read the content of a token shard from its beginning, compressed or not."""
+def opened(path: Path, rules: Rules) -> Iterator["io.BufferedReader[Any]"]:
+    """Read a token shard from its beginning: the header, and tokens, however they are packed."""
+    if rules.shard_format.is_table:
+        yield io.BufferedReader(table.Content(path, numpy_type(rules.token_type)), zstd.STEP)
+        return
     if path.suffix != ZIPPED:
         with io.BufferedReader(files.open_to_read(path)) as file:
             yield file

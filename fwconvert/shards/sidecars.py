@@ -48,6 +48,11 @@ class Spans:
         for begins, following in pairwise(chain(self._begins(), [end])):
             yield begins, np.append(begins[1:], following[0])
 
+    def starts(self) -> Iterator[Positions]:
+        """Yield where documents start, some at a time: what continues one is left out."""
+        for at in range(0, len(self._starts), _STEP):
+            yield self._starts[at : at + _STEP].astype(np.int64)
+
     def _begins(self) -> Iterator[Positions]:
         low = 0
         for at in range(0, max(1, len(self._starts)), _STEP):
@@ -85,6 +90,15 @@ def _datatrove_metadata(rules: Rules, spans: Spans) -> Iterator[bytes]:
     yield "\n".join(lines).encode()
 
 
+def _nemo_index(_: Rules, spans: Spans) -> Iterator[bytes]:
+    """Yield the positions of document starts in tokens: NeMo's reader compares them with those.
+
+    Its own writer adds that of the first byte, so what it writes is not where its reader looks.
+    """
+    for starts in spans.starts():
+        yield starts.astype("<i4").tobytes()
+
+
 def _humanized(tokens: int) -> str:
     """Return 1234567 as "1.23 MT", exactly as humanize 4.16 formats it."""
     group, digits = divmod(len(str(tokens)) - 1, 3)
@@ -101,6 +115,7 @@ def _holds(starts: NDArray[Any], position: int) -> bool:
 
 _MAKERS: dict[str, Callable[[Rules, Spans], Iterator[bytes]]] = {
     ".idx": _megatron_index,
+    ".bos.idx": _nemo_index,
     ".ds.index": _datatrove_index,
     ".ds.metadata": _datatrove_metadata,
 }

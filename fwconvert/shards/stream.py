@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fwconvert import files
 from fwconvert.errors import ShardError, UsageError, message
-from fwconvert.recipes import Rules
+from fwconvert.recipes import Rules, Separators
 from fwconvert.shards import shard
 from fwconvert.shards.passages import Passage, between, length
 from fwconvert.store import layout
@@ -62,14 +62,14 @@ class StreamReader:
         store: Store,
         rules: Rules,
         passages: Sequence[Passage],
-        eot: int,
+        separators: Separators,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._rules = rules
         self._passages = passages
         self.length = length(passages)
-        self.eot = eot
+        self.separators = separators
         # Called while files are hashed; may raise to stop.
         self._tick = tick
 
@@ -122,9 +122,9 @@ class StreamReader:
 
     def _document(self, number: int, passage: Passage, entry: Any) -> DocumentSpan:
         start = int(entry["start"]) - passage.first + passage.start
-        before = start if self._rules.eot == "before" else start - 1
-        if before >= 0 and self.tokens(before, before + 1).tolist() != [self.eot]:
-            raise shard.misfit(passage.shard.name)
+        for token, at in ((self.separators.before, start), (self.separators.after, start - 1)):
+            if token is not None and at >= 0 and self.tokens(at, at + 1).tolist() != [token]:
+                raise shard.misfit(passage.shard.name)
         return DocumentSpan(number, int(entry["row"]), start, *self._end(start))
 
     def _end(self, start: int) -> tuple[int, bool]:

@@ -16,18 +16,17 @@ import difflib
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from fwconvert import files, records
+from fwconvert import files, kinds, records
 from fwconvert.errors import UsageError, message
 from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_safe
 
-PARQUET = ".parquet"
 # The dataset name of files that are not on the hub.
 LOCAL = "local"
 
@@ -59,10 +58,10 @@ def find(name: str) -> SourceManifest:
 def local(pattern: str) -> tuple[SourceManifest, Path]:
     """Return the source manifest of the files that `pattern` names, and the folder that its paths start from.
 
-    A folder means every .parquet file below it; a file, itself, whatever its
-    name; a glob, the .parquet files that it matches and those below the folders
-    that it matches. A glob that spells out another ending (*.pq) is taken at
-    its word, and what exists literally is never a glob. Hidden names are passed
+    A folder means every file of text below it (`kinds.chosen`); a file, itself,
+    whatever its name; a glob, the files of text that it matches and those below
+    the folders that it matches. A glob that spells out its ending (*.pq) is taken
+    at its word, and what exists literally is never a glob. Hidden names are passed
     over. Links to files are followed; links to folders only if a part of the
     glob other than ** matches them, since links can go in circles.
     """
@@ -72,6 +71,48 @@ def local(pattern: str) -> tuple[SourceManifest, Path]:
         shards = sorted((_shard(root, path) for path in found), key=lambda shard: shard.path)
     totals = Totals(files=len(shards), bytes=sum(shard.bytes for shard in shards))
     return SourceManifest(LOCAL, LOCAL, "", "", tuple(shards), totals), root.absolute()
+
+
+def several(patterns: Sequence[str]) -> tuple[SourceManifest, Path]:
+    """Return the source manifest of what several patterns name, and the folder that all paths start from.
+
+    That is the deepest one that holds them all, so that each path says by its first folders which of
+    them it is from. The files of a pattern come before those of the next one, each in their own order.
+    """
+    if len(patterns) == 1:
+        return local(patterns[0])
+    # As a shell would say it: links stay, since they are what the user has named.
+    found = [local(pattern) for pattern in patterns]
+    places = [
+        Path(os.path.abspath(root)) / file.path  # noqa: PTH100  # it leaves links alone
+        for manifest, root in found
+        for file in manifest.files
+    ]
+    try:
+        root = Path(os.path.commonpath([place.parent for place in places]))
+    except ValueError:
+        roots = {f"source {number}": root for number, (_, root) in enumerate(found, 1)}
+        wrong, action = "no folder holds all --source", "copy them to one drive, or convert them one by one"
+        raise UsageError(message(wrong, action, **roots)) from None
+    refuse_doubled([str(place) for place in places])
+    with _reading(str(root)):
+        shards = tuple(_shard(root, place) for place in places)
+    totals = Totals(files=len(shards), bytes=sum(shard.bytes for shard in shards))
+    return SourceManifest(LOCAL, LOCAL, "", "", shards, totals), root
+
+
+def refuse_doubled(places: Iterable[str]) -> None:
+    """Raise UsageError if a file is named by two patterns: its documents would count twice."""
+    twice = [place for place, count in Counter(places).items() if count > 1]
+    if twice:
+        raise UsageError(
+            message(
+                "two --source name the same file",
+                "leave one of them out, or make a pattern narrower",
+                file=twice[0],
+                **({"and": f"{len(twice) - 1:,} more files"} if len(twice) > 1 else {}),
+            )
+        )
 
 
 def locate(manifest: SourceManifest, root: Path) -> dict[str, Path]:
@@ -144,7 +185,7 @@ def _reading(where: str) -> Iterator[None]:
 
 def _look(given: Path) -> tuple[Path, Iterable[Path]]:
     if given.is_dir():
-        return given, _chosen(given, _below(given), PARQUET)
+        return given, _chosen(given, _below(given), "")
     if given.exists():
         _refuse_other_kind(given)
         return given.parent, [given]
@@ -152,7 +193,7 @@ def _look(given: Path) -> tuple[Path, Iterable[Path]]:
     if not parts or not root.is_dir():
         missing = root if parts else given
         raise UsageError(message("the source does not exist", source=given, missing=missing.absolute()))
-    ending = PARQUET if _is_wild(given.suffix) or not given.suffix else given.suffix
+    ending = "" if _is_wild(given.suffix) else given.suffix
     return root, _chosen(given, _matches(root, parts), ending)
 
 
@@ -169,20 +210,24 @@ def _is_wild(part: str) -> bool:
 
 
 def _chosen(given: Path, files: Iterable[Path], ending: str) -> set[Path]:
-    """Return the files with that ending, each once; raise UsageError if there are none."""
+    """Return the files of text, or those with that ending, each once; raise UsageError if there are none."""
     seen = set(files)
-    chosen = {path for path in seen if path.name.lower().endswith(ending.lower())}
+    if ending:
+        chosen = {path for path in seen if path.name.lower().endswith(ending.lower())}
+    else:
+        chosen = {*kinds.chosen(sorted(seen), str, str(given))}
     if not chosen:
         endings = Counter("".join(path.suffixes[-2:]).lower() for path in seen)
         others = ", ".join(
             f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(4)
         )
-        text = next((path for path in sorted(seen) if _is_text(path)), None)
+        wanted = f"{ending} files" if ending else kinds.ALL
+        text = next((path for path in sorted(seen) if path.suffix.lower() in (".csv", ".json")), None)
         raise UsageError(
             message(
-                f"there are no {ending} files here",
-                *([_as_parquet(text)] if text else []),
-                f"give a folder that holds {ending} files, a pattern in quotes, or a single file",
+                f"there are no {wanted} here",
+                *([_advice(text)] if text else []),
+                f"give a folder that holds {wanted}, a pattern in quotes, or a single file",
                 source=given,
                 other_files=others or "none",
             )
@@ -190,39 +235,30 @@ def _chosen(given: Path, files: Iterable[Path], ending: str) -> set[Path]:
     return chosen
 
 
-# What people have text in, and which reader of pyarrow has it.
-_READERS = {".csv": "csv.read_csv", ".json": "json.read_json", ".jsonl": "json.read_json"}
-_OTHERS = (".txt", ".tsv", ".arrow", ".feather", ".zst", ".gz", ".zip", ".bin", ".npy", ".warc")
-
-
-def _is_text(path: Path) -> bool:
-    name = path.name.lower().removesuffix(".gz")
-    return any(name.endswith(ending) for ending in _READERS)
+# What people have text in that is not read.
+_OTHERS = (".csv", ".txt", ".tsv", ".zip", ".bin", ".npy", ".warc", ".tar")
 
 
 def _refuse_other_kind(path: Path) -> None:
-    """Raise UsageError for a file that is certainly no parquet: its name and its first bytes say so."""
-    if not path.is_file() or not (_is_text(path) or path.suffix.lower() in _OTHERS):
+    """Raise UsageError for a file that certainly cannot be read: its name and its first bytes say so."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    if not path.is_file() or not name.endswith(_OTHERS):
         return
     with files.open_to_read(path) as file:
         if file.read(4) == b"PAR1":
             return
-    raise UsageError(
-        message(
-            "this is not a parquet file, and fwconvert reads parquet alone", _as_parquet(path), source=path
-        )
-    )
+    raise UsageError(message(f"this is not one of the {kinds.ALL} that are read", _advice(path), source=path))
 
 
-def _as_parquet(path: Path) -> str:
-    """Return how such files become parquet."""
-    name = path.name.lower().removesuffix(".gz")
-    reader = next((reader for ending, reader in _READERS.items() if name.endswith(ending)), None)
-    if reader is None:
+def _advice(path: Path) -> str:
+    """Return how the text in a file of another kind is converted."""
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return f"if {path.name} has an object in each line, name it: --source {shlex.quote(str(path))}"
+    if suffix != ".csv":
         return "make parquet of it, with a column of text: pandas, pyarrow, duckdb and datasets can"
-    module = reader.partition(".")[0]
     code = (
-        f"from pyarrow import {module}, parquet as p; p.write_table({reader}({str(path)!r}), 'data.parquet')"
+        f"from pyarrow import csv, parquet as p; p.write_table(csv.read_csv({str(path)!r}), 'data.parquet')"
     )
     # In double quotes it can be read; a name that a shell would change in them is quoted otherwise.
     quoted = shlex.quote(code) if set("\"$`\\!'") & set(str(path)) else f'"{code}"'

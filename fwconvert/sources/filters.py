@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fwconvert import where
 from fwconvert.errors import ColumnError, SourceError, message
 from fwconvert.recipes import Rules
+from fwconvert.sources import columns
 from fwconvert.where import (
     Among,
     Arithmetic,
@@ -64,22 +65,23 @@ class Sieve:
         """The names of the columns that it reads, each once."""
         return [*dict.fromkeys(where.columns(self.node))]
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
+    def check(self, schema: pa.Schema, path: Path | str) -> None:
         """Raise ColumnError if a file lacks a column that it reads, or has one of the wrong type."""
-        for name in self.columns:
-            if schema.names.count(name) != 1:
+        types = {name: columns.type_of(schema, name) for name in self.columns}
+        for name, kind in types.items():
+            if kind is None:
                 raise ColumnError(_unfit("a source file has no such column", self, path, schema, name))
         try:
-            where.value_type(self.node, lambda name: _value_type(schema.field(name).type), top=True)
+            where.value_type(self.node, lambda name: _value_type(types[name]), top=True)
         except TypeMismatch as error:
             wrong = f"a source file has columns of other types than the filter needs: {error}"
             raise ColumnError(_unfit(wrong, self, path, schema)) from None
 
-    def kept(self, rows: pa.RecordBatch, path: Path) -> NDArray[np.int64]:
+    def kept(self, rows: pa.RecordBatch, path: Path | str) -> NDArray[np.int64]:
         """Return which of the rows are kept, counted from 0."""
         try:
-            columns = {name: _plain(rows.column(rows.schema.names.index(name))) for name in self.columns}
-            mask = _evaluated(self.node, columns)
+            values = {name: _plain(columns.of(rows, name)) for name in self.columns}
+            mask = _evaluated(self.node, values)
             sure = pc.fill_null(_truth(mask), pa.scalar(value=False))
             return np.flatnonzero(sure.to_numpy(zero_copy_only=False))
         except pa.ArrowException as error:
@@ -99,7 +101,7 @@ def of(rules: Rules) -> Sieve | None:
     return Sieve(Logic("and", tuple(parts))) if parts else None
 
 
-def _unfit(wrong: str, sieve: Sieve, path: Path, schema: pa.Schema, missing: str = "") -> str:
+def _unfit(wrong: str, sieve: Sieve, path: Path | str, schema: pa.Schema, missing: str = "") -> str:
     found = ", ".join(f"{field.name} ({field.type})" for field in schema)
     wanted = {"missing": missing} if missing else {}
     return message(
@@ -141,13 +143,13 @@ def _plain(column: Values) -> Values:
     return column
 
 
-def _evaluated(node: Node, columns: Mapping[str, Values]) -> Values:
+def _evaluated(node: Node, values: Mapping[str, Values]) -> Values:
     match node:
         case Column(name):
-            return columns[name]
+            return values[name]
         case Value(value):
             return pa.scalar(value)
-    parts = [_evaluated(part, columns) for part in where.operands(node)]
+    parts = [_evaluated(part, values) for part in where.operands(node)]
     return _computed(node, parts) if isinstance(node, Negative | Arithmetic | Call) else _decided(node, parts)
 
 

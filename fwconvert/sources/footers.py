@@ -1,7 +1,8 @@
-"""What parquet footers say before any source is verified: how much text there is, and which columns.
+"""What sources say before any of them is verified: how much text there is, and which columns.
 
-A footer of 30 MB may take 7 GB when it is parsed, because an empty column chunk
-takes 3 bytes in it and 700 in memory. So only small ones are parsed in this
+Lines of JSON and Arrow files say it at their beginning, parquet files in their
+footers. A footer of 30 MB may take 7 GB when it is parsed, because an empty column
+chunk takes 3 bytes in it and 700 in memory. So only small ones are parsed in this
 process. A larger one is parsed in a separate process, which is killed if it needs
 more than any honest footer; then nothing is known about the file, and its own job
 will report what is wrong with it.
@@ -16,7 +17,7 @@ from pathlib import Path
 from fwconvert.errors import FwconvertError, SourceError
 from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.recipes import Rules
-from fwconvert.sources import filters, parquet
+from fwconvert.sources import arrow, filters, lines, parquet, readers
 from fwconvert.sources.catalog import Size
 
 # The worst footer found takes 250 times its size, so this takes 130 MB.
@@ -28,12 +29,15 @@ _GUARD = ProcessLimits(memory_bytes=2**30, stall_seconds=60.0)
 
 
 def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
-    """Return the sizes in the footers of local files, without files that cannot be read."""
+    """Return the sizes that local files tell, without files that cannot be read."""
     found: dict[Path, Size] = {}
     large = []
     for place in places:
         with suppress(SourceError):
-            if parquet.footer_bytes(place) > _SMALL_BYTES:
+            kind = readers.kind_of(place.name, place)
+            if kind != "parquet":
+                found[place] = lines.size(place) if kind == "jsonl" else arrow.size(place)
+            elif parquet.footer_bytes(place) > _SMALL_BYTES:
                 large.append(place)
             else:
                 found[place] = parquet.footer(place, _SMALL_ELEMENTS)
@@ -43,10 +47,15 @@ def sizes(places: Sequence[Path]) -> Mapping[Path, Size]:
 
 
 def check_columns(file: Path | io.RawIOBase, name: str, rules: Rules) -> None:
-    """Raise ColumnError if a file, local or remote, lacks a column; only its footer is read.
+    """Raise ColumnError if a file, local or remote, lacks a column; only its footer or beginning is read.
 
-    Raises SourceError, with `name`, if the footer cannot be read.
+    Raises SourceError, with `name`, if that cannot be read.
     """
+    kind = readers.kind_of(name, file)
+    if kind != "parquet":
+        look = lines.check_columns if kind == "jsonl" else arrow.check_columns
+        look(file, name, rules.text_column, filters.of(rules))
+        return
     footer = parquet.read_footer(file, name)
     if len(footer) <= _SMALL_BYTES:
         parquet.check_columns(footer, name, rules.text_column, filters.of(rules), _SMALL_ELEMENTS)

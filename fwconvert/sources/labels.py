@@ -1,8 +1,9 @@
 """What other columns say about a few rows of a source: their URLs and scores, for people who look at a run.
 
-Read page by page like the text (`pages`), in bounded memory, and only where the
-columns are laid out as FineWeb-Edu's are: nothing depends on them, so nothing
-about them may fail a job, and a column that would cost more is left alone.
+Of parquet read page by page like the text (`pages`), in bounded memory, and only where the
+columns are laid out as FineWeb-Edu's are; of other files only the first rows are
+looked at: nothing depends on them, so nothing about them may fail a job, and a
+column that would cost more is left alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from fwconvert import files
 from fwconvert.errors import FwconvertError
-from fwconvert.sources import parquet
+from fwconvert.sources import arrow, lines, parquet, readers
 from fwconvert.sources.pages import first_values
 
 URL, SCORE = "url", "score"
@@ -28,7 +29,7 @@ _MOST_GROUPS, _ONE_GROUP_IN = 16, 64
 
 @dataclass(frozen=True)
 class Stretch:
-    """The first rows of a row group."""
+    """The first rows of a row group, or of a file that has none."""
 
     group: int
     first: int
@@ -46,6 +47,8 @@ class Labels:
 def stretches(path: Path) -> tuple[tuple[Stretch, ...], pq.FileMetaData | None]:
     """Return the rows to look at, spread over the source, and its footer; none if it cannot be read."""
     try:
+        if readers.kind_of(path.name, path) != "parquet":
+            return (Stretch(0, 0, _FEW_ROWS),), None
         with _footer(path) as metadata:
             groups, all_rows = metadata.num_row_groups, int(metadata.num_rows)
             # A hundredth of a worker's time is little: of a small source few rows are looked at.
@@ -65,12 +68,16 @@ def stretches(path: Path) -> tuple[tuple[Stretch, ...], pq.FileMetaData | None]:
         return (), None
 
 
-def read(path: Path, footer: pq.FileMetaData, wanted: Sequence[Stretch]) -> list[Labels]:
+def read(path: Path, footer: pq.FileMetaData | None, wanted: Sequence[Stretch]) -> list[Labels]:
     """Return what the columns say about the rows of each stretch, or about its first ones.
 
     Nothing where there is no such column, or where it is not as expected. Raises OSError or SourceError
     if the file cannot be read.
     """
+    if footer is None:
+        look = lines.first_labels if readers.kind_of(path.name, path) == "jsonl" else arrow.first_labels
+        pairs = [look(path, one.rows) for one in wanted]
+        return [Labels(urls, np.array(scores, np.float64)) for urls, scores in pairs]
     found = []
     with files.open_to_read(path) as file:
         for one in wanted:

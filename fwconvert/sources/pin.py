@@ -12,7 +12,7 @@ from fwconvert.errors import FwconvertError, Stopped, UsageError, message
 from fwconvert.hub.dataset import Dataset
 from fwconvert.hub.retry import Retry, with_retries
 from fwconvert.recipes import SourceManifest, SourceShard, Totals, is_dataset
-from fwconvert.sources import catalog, parquet
+from fwconvert.sources import catalog, reading
 from fwconvert.store import atomic
 
 # Shorter than in a run, because a user is waiting.
@@ -97,7 +97,7 @@ def _pin_local(folder: str, tell: Callable[[str], None], stop: threading.Event) 
     files = []
     for number, file in enumerate(manifest.files, 1):
         tell(f"hashing {number} of {len(manifest.files)}: {file.path}, {file.bytes:,} bytes")
-        proof = parquet.prove(root / file.path, lambda: _raise_if(stop))
+        proof = reading.prove(root / file.path, lambda: _raise_if(stop))
         files.append(SourceShard(file.path, proof.bytes, proof.sha256))
     return msgspec.structs.replace(manifest, files=tuple(files), totals=_totals(files))
 

@@ -24,8 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +32,14 @@ from fwconvert import files
 from fwconvert.addresses import shown
 from fwconvert.errors import OutputError, ShardError, UsageError, message
 from fwconvert.store import atomic
+from fwconvert.store.bucket_client import (
+    RETRY_SECONDS,
+    VARIABLES,
+    client_of,
+    endpoint_of_s3,
+    max_tries,
+    obstore_module,
+)
 
 SCHEMES = ("s3", "gs", "az")
 # A part of an upload. S3 takes 10,000 of them, each of 5 MiB to 5 GiB.
@@ -41,10 +48,6 @@ _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 8
 # Read at a time.
 _STEP_BYTES = 4 * 2**20
-# For one request and its answer; and for all tries of it.
-_REQUEST_SECONDS = 60.0
-_RETRY_SECONDS = 120.0
-_TRIES = 10
 # Tries of a whole transfer, of which each request is retried: obstore retries no PUT that timed out.
 _WHOLE_TRIES = 3
 
@@ -168,26 +171,21 @@ class Bucket:
     def look(self, name: str) -> Found | None:
         """Return what is known of an object, or None if there is none."""
         try:
-            return _found(self._ask(name, lambda client: _obstore().head(client, name)))
+            return _found(self._ask(name, lambda client: obstore_module().head(client, name)))
         except FileNotFoundError:
             return None
 
     def list(self, folder: str = "", *, deep: bool = False) -> Iterator[Found]:
         """Yield the objects in a folder; with `deep` those in the folders below it, too."""
         if deep:
-            yield from map(
-                _found,
-                self._ask(
-                    folder,
-                    lambda client: [one for part in _obstore().list(client, folder or None) for one in part],
-                ),
-            )
+            found = self._ask(folder, lambda client: [*obstore_module().list(client, folder or None)])
+            yield from map(_found, chain.from_iterable(found))
             return
         yield from self.entries(folder)[0]
 
     def entries(self, folder: str = "") -> tuple[Sequence[Found], Sequence[str]]:
         """Return the objects in a folder, and the names of the folders in it."""
-        found = self._ask(folder, lambda client: _obstore().list_with_delimiter(client, folder or None))
+        found = self._ask(folder, lambda client: obstore_module().list_with_delimiter(client, folder or None))
         inner = [name.rpartition("/")[2] for name in found["common_prefixes"]]
         return [*map(_found, found["objects"])], inner
 
@@ -195,7 +193,7 @@ class Bucket:
         """Return the content of an object; one of more than `most` bytes is files.TooLarge."""
 
         def ask(client: Any) -> bytes:
-            answer = _obstore().get(client, name)
+            answer = obstore_module().get(client, name)
             size = answer.meta["size"]
             if size > most:
                 raise files.TooLarge(Path(self.address(name)), size)
@@ -209,7 +207,7 @@ class Bucket:
             return b""
 
         def ask(client: Any) -> bytes:
-            return bytes(_obstore().get_range(client, name, start=begin, end=end))
+            return bytes(obstore_module().get_range(client, name, start=begin, end=end))
 
         try:
             return self._ask(name, ask)
@@ -264,12 +262,12 @@ class Bucket:
             options["range"] = {"offset": begin} if end is None else (begin, end)
         try:
             try:
-                answer = _obstore().get(self._client(), name, options=options)
+                answer = obstore_module().get(self._client(), name, options=options)
             except _errors() as error:
                 if whole or _NOT_PARTIAL not in str(error):
                     raise
                 whole = True
-                answer = _obstore().get(self._client(), name)
+                answer = obstore_module().get(self._client(), name)
         except _errors() as error:
             if type(error).__name__ == "PreconditionError":
                 raise Changed(name) from None
@@ -281,7 +279,7 @@ class Bucket:
         return ObjectStream(answer.range[0], answer.meta["size"], whole, _faulty(answer))
 
     def _client(self) -> Any:
-        return _client(os.getpid(), self.scheme, self.bucket, self.prefix)
+        return client_of(os.getpid(), self.scheme, self.bucket, self.prefix)
 
     def sha256(self, name: str, tick: Callable[[int], None] = lambda _: None) -> str:
         """Return the sha256 of an object. `tick` is given how many bytes were read; it may raise to stop."""
@@ -305,10 +303,13 @@ class Bucket:
         digests = _Digests.of(content)
 
         def ask(client: Any) -> Any:
-            return _obstore().put(client, name, content, mode=modes[0], use_multipart=False)
+            return obstore_module().put(client, name, content, mode=modes[0], use_multipart=False)
 
         for _ in range(_WHOLE_TRIES):
-            made = self._ask(name, ask)
+            try:
+                made = self._ask(name, ask)
+            except FileNotFoundError:  # The one that it was to replace.
+                raise Changed(name) from None
             version = Version(str(made["e_tag"] or ""), made["version"])
             if digests.fits(_tag(version.e_tag)) or self._holds(name, content):
                 return version
@@ -341,7 +342,7 @@ class Bucket:
         def send(client: Any) -> tuple[str, _Digests]:
             digests = _Digests()
             parts = self._parts(path, part_bytes, sha256, digests, tick)
-            made = _obstore().put(
+            made = obstore_module().put(
                 client, name, parts, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE, use_multipart=True
             )
             return made["e_tag"], digests
@@ -374,15 +375,16 @@ class Bucket:
         """Remove objects, those that are there."""
         if names:
             with suppress(FileNotFoundError):
-                self._ask(names[0], lambda client: _obstore().delete(client, list(names)))
+                self._ask(names[0], lambda client: obstore_module().delete(client, list(names)))
 
     def abort_uploads(self, seconds: float) -> int:
-        """Abort the uploads below the prefix that were begun so long ago, and return how many; S3 alone.
+        """Abort the uploads below a prefix that were begun so long ago, and return how many; S3 alone.
 
         Processes that were killed have left them: nobody sees them, but they cost. obstore cannot list
-        them, so boto3 does, where it is installed; a store that cannot either is left as it is.
+        them, so boto3 does, where it is installed; a store that cannot either is left as it is. So is a
+        whole bucket, in which others may be at work.
         """
-        if self.scheme != "s3":
+        if self.scheme != "s3" or not self.prefix:
             return 0
         try:
             import boto3  # noqa: PLC0415  # comes with the extra
@@ -393,10 +395,9 @@ class Bucket:
         limits = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1})
         long_ago, aborted = time.time() - seconds, 0
         try:
-            client = boto3.client("s3", endpoint_url=_endpoint() or None, config=limits)
-            prefix = f"{self.prefix}/" if self.prefix else ""
-            found = client.list_multipart_uploads(Bucket=self.bucket, Prefix=prefix).get("Uploads", ())
-            for upload in found:
+            client = boto3.client("s3", endpoint_url=endpoint_of_s3() or None, config=limits)
+            found = client.list_multipart_uploads(Bucket=self.bucket, Prefix=f"{self.prefix}/")
+            for upload in found.get("Uploads", ()):
                 if upload["Initiated"].timestamp() < long_ago:
                     client.abort_multipart_upload(
                         Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
@@ -430,14 +431,14 @@ class Bucket:
 
     def _ask(self, name: str, ask: Callable[[Any], T]) -> T:
         """Return what `ask` returns, given the client; retry what may pass, turn the rest into our errors."""
-        ends, tries = time.monotonic() + _RETRY_SECONDS, 0
+        ends, tries = time.monotonic() + RETRY_SECONDS, 0
         while True:
             try:
                 return ask(self._client())
             except _errors() as error:
                 if isinstance(error, files.TooLarge):
                     raise
-                if isinstance(error, FileNotFoundError):
+                if isinstance(error, FileNotFoundError) and not _may_pass(error):
                     if any(f"<Code>{code}</Code>" in str(error) for code in _NO_BUCKET):
                         raise self._trouble(name, _MISSING_BUCKET) from None
                     raise FileNotFoundError(
@@ -449,20 +450,16 @@ class Bucket:
                 if _NOT_PARTIAL in str(error):
                     raise _NoRanges("ranges are ignored") from None
                 tries += 1
-                if (
-                    tries >= min(_WHOLE_TRIES, _max_tries())
-                    or time.monotonic() > ends
-                    or not _may_pass(error)
-                ):
+                if tries >= min(_WHOLE_TRIES, max_tries()) or time.monotonic() > ends or not _may_pass(error):
                     raise self._trouble(name, _reason(error)) from None
                 time.sleep(_pause(tries))
 
     def _trouble(self, name: str, reason: str) -> OutputError:
-        endpoint = {"endpoint": shown(_endpoint())} if self.scheme == "s3" and _endpoint() else {}
+        endpoint = {"endpoint": shown(endpoint_of_s3())} if self.scheme == "s3" and endpoint_of_s3() else {}
         return OutputError(
             message(
                 "an object store cannot be used",
-                f"check the network, the credentials and the bucket ({_VARIABLES[self.scheme]})",
+                f"check the network, the credentials and the bucket ({VARIABLES[self.scheme]})",
                 "then run the same command again: it continues where it stopped",
                 object=self.address(name) if name else self.uri,
                 reason=reason,
@@ -529,22 +526,24 @@ def _open(client: Any, name: str, begin: int) -> Any:
     """Return an object from a byte on, or all of it from a server without ranges."""
     if begin:
         try:
-            return _obstore().get(client, name, options={"range": {"offset": begin}})
+            return obstore_module().get(client, name, options={"range": {"offset": begin}})
         except _errors() as error:
             if _NOT_PARTIAL not in str(error):
                 raise
-    return _obstore().get(client, name)
+    return obstore_module().get(client, name)
 
 
 def _errors() -> tuple[type[BaseException], ...]:
     """Return what obstore raises. A connection that breaks within a body is an OSError of its own."""
-    return (_obstore().exceptions.BaseError, OSError, _Cut)
+    return (obstore_module().exceptions.BaseError, OSError, _Cut)
 
 
 def _may_pass(error: BaseException) -> bool:
     """Return whether a retry may help: a fault of the server or of the way to it."""
     if isinstance(error, files.TooLarge):
         return False
+    if _ABORTED in str(error):  # By a rule of the bucket, or by somebody: it begins anew.
+        return True
     status = _status(error)
     if status:
         return status >= 500 or status in (408, 429)
@@ -573,13 +572,8 @@ def _reason(error: BaseException) -> str:
 _MISSING_BUCKET = "there is no such bucket"
 # As S3 and Google have it, and Azure.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-# Where each store's own tools look, too.
-_VARIABLES = {
-    "s3": "AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
-}
-_PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+# What S3 says of an upload that was begun and is not known any more.
+_ABORTED = "<Code>NoSuchUpload</Code>"
 # What obstore says of a server that answers a range with 200, as rclone does.
 _NOT_PARTIAL = "non-partial response"
 _SIGNS = {
@@ -601,161 +595,3 @@ _KINDS = {
 def _pause(tries: int) -> float:
     # Random jitter: clients that were cut off together must not come back together.
     return random.uniform(0.5, 1.0) * min(8.0, 0.5 * 2.0**tries)  # noqa: S311  # no secret
-
-
-def _max_tries() -> int:
-    """Return how often a request is tried: as the tools of AWS have it, or ten times."""
-    given = os.environ.get("AWS_MAX_ATTEMPTS", "")
-    return max(1, int(given)) if given.isdecimal() and len(given) < 4 else _TRIES
-
-
-def _obstore() -> Any:
-    try:
-        import obstore  # noqa: PLC0415  # an extra, needed for object stores alone
-        import obstore.exceptions  # noqa: F401, PLC0415
-        import obstore.store  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise UsageError(
-            message(
-                "object stores need the extra s3, which is not installed",
-                "pip install 'fwconvert[s3]'",
-                missing=error.name or "obstore",
-            )
-        ) from None
-    return obstore
-
-
-# The process that has talked with an object store first: its threads are not there in a forked one.
-_owner = 0
-
-
-@cache
-def _client(process: int, scheme: str, bucket: str, prefix: str) -> Any:
-    """Return the client of this process for a bucket."""
-    global _owner  # noqa: PLW0603  # what obstore does is global, too
-    if _owner not in (0, process):
-        raise UsageError(
-            message(
-                "a forked process cannot use an object store that its parent has used",
-                "start processes by spawn or forkserver; in PyTorch:"
-                " DataLoader(..., multiprocessing_context='spawn')",
-            )
-        )
-    from_url = _obstore().store.from_url
-    retry = {
-        "max_retries": _max_tries() - 1,
-        "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-        "backoff": {"max_backoff": timedelta(seconds=8)},
-    }
-    options: dict[str, Any] = {
-        "timeout": timedelta(seconds=_REQUEST_SECONDS),
-        "connect_timeout": timedelta(seconds=10),
-        "user_agent": "fwconvert",
-    }
-    settings = _s3_settings(options) if scheme == "s3" else {}
-    if os.environ.get(f"{_PREFIXES[scheme]}_ALLOW_HTTP", "").lower() == "true":
-        options["allow_http"] = True  # obstore knows these variables too, until it is given options.
-    uri = f"{scheme}://{bucket}/{prefix}"
-    try:
-        made = from_url(uri, client_options=options, retry_config=retry, **settings)
-    except (_obstore().exceptions.BaseError, ValueError) as error:
-        # What it says may quote a value.
-        raise UsageError(
-            message(
-                "the settings of the object store cannot be used",
-                f"check the variables ({_VARIABLES[scheme]}, ...), whose values are not shown",
-                place=uri,
-                error=type(error).__name__,
-            )
-        ) from None
-    _owner = process
-    return made
-
-
-def _endpoint() -> str:
-    return next(
-        (
-            os.environ[name]
-            for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-            if os.environ.get(name)
-        ),
-        "",
-    )
-
-
-# Each of them leads to credentials, or says that none are needed.
-_CREDENTIALS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_SKIP_SIGNATURE",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-)
-
-
-def _s3_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the variables do not tell obstore by themselves: profiles, and an endpoint without TLS."""
-    settings: dict[str, Any] = {}
-    endpoint, region = _endpoint(), ""
-    is_alone = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
-    if is_alone and not _has_profile() and not any(os.environ.get(name) for name in _CREDENTIALS):
-        raise UsageError(
-            message(
-                "there are no credentials for the object store",
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-            )
-        )
-    if not os.environ.get("AWS_ACCESS_KEY_ID") and _has_profile():
-        settings["credential_provider"], endpoint, region = _of_profile(endpoint)
-    if endpoint:
-        settings["endpoint"] = endpoint
-        options["allow_http"] = endpoint.startswith("http://")
-    if region:
-        settings["region"] = region
-    return settings
-
-
-def _has_profile() -> bool:
-    if os.environ.get("AWS_PROFILE"):
-        return True
-    home = Path(os.environ.get("HOME") or os.environ.get("USERPROFILE") or "/")
-    named = (
-        ("AWS_SHARED_CREDENTIALS_FILE", home / ".aws/credentials"),
-        ("AWS_CONFIG_FILE", home / ".aws/config"),
-    )
-    return any(Path(os.environ.get(name) or default).is_file() for name, default in named)
-
-
-def _of_profile(endpoint: str) -> tuple[Any, str, str]:
-    """Return the credentials, the endpoint and the region of the profile in use."""
-    try:
-        import boto3  # noqa: PLC0415  # comes with the extra, like obstore
-        from botocore.exceptions import BotoCoreError  # noqa: PLC0415
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
-    except ImportError as error:
-        raise UsageError(
-            message(
-                "profiles of AWS need the extra s3, which is not installed as a whole",
-                "pip install 'fwconvert[s3]'",
-                missing=error.name or "boto3",
-            )
-        ) from None
-    try:
-        session = boto3.Session()
-        client = session.client("s3")
-        provider = Boto3CredentialProvider(session)
-    except (BotoCoreError, ValueError) as error:
-        raise UsageError(
-            message(
-                "the profile of AWS cannot be used",
-                "check AWS_PROFILE and the files that `aws configure` writes",
-                profile=os.environ.get("AWS_PROFILE", "default"),
-                error=type(error).__name__,
-            )
-        ) from None
-    own = client.meta.endpoint_url
-    return (
-        provider,
-        endpoint or ("" if own.endswith(".amazonaws.com") else own),
-        client.meta.region_name or "",
-    )

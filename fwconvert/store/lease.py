@@ -103,11 +103,14 @@ class Lease:
             try:
                 self._version = self._bucket.put(self._name, self._content(), instead_of=self._version)
             except Changed:
-                with suppress(OutputError):
+                with suppress(OutputError, Changed):
                     now = _text(self._bucket, self._name)
-                    if now is None or not now[0].startswith(self._text):
+                    if now is None:  # Somebody has cleaned up.
+                        self._version = self._bucket.put(self._name, self._content(), new=True)
+                    elif now[0].startswith(self._text):
+                        self._version = now[1]  # Our own request, whose answer was lost.
+                    else:
                         return  # It was taken for dead. Both go on: that does no harm.
-                    self._version = now[1]  # Our own request, whose answer was lost.
             except OutputError:
                 continue
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
-from fwconvert.recipes import Rules
+from fwconvert.recipes import Rules, Separators
+from fwconvert.tokens import separators
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
-from fwconvert.tokens.tiktoken_kind import TiktokenKind
+from fwconvert.tokens.tiktoken_kind import EOT_TEXT, TiktokenKind
 
 if TYPE_CHECKING:
     from fwconvert.tokens.tokenizer import Tokenizer
@@ -39,9 +40,13 @@ class BytesKind:
         """See TokenizerKind."""
         return [_BYTES.name]
 
-    def find(self, name: str) -> TokenizerSpec | None:
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
         """See TokenizerKind."""
-        return _BYTES if name == _BYTES.name else None
+        if name != _BYTES.name:
+            return None
+        return separators.chosen(_BYTES, {EOT_TEXT: _BYTES.eot}, (_BYTES.eot,), eot_token, bos_token)
 
     def choose_encoder(
         self,
@@ -81,10 +86,14 @@ _MODELS = {
 KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind()}
 
 
-def find(name: str) -> TokenizerSpec:
-    """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist."""
+def find(name: str, eot_token: str | None = None, bos_token: str | None = None) -> TokenizerSpec:
+    """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist.
+
+    `eot_token` and `bos_token` are the separators as the user typed them: a name, or an id in
+    decimal. Where one is given, it is the only separator; where both are, each document has both.
+    """
     for kind in KINDS.values():
-        spec = kind.find(name)
+        spec = kind.find(name, eot_token, bos_token)
         if spec is not None:
             return spec
     known = [name for kind in KINDS.values() for name in kind.names()]
@@ -113,13 +122,36 @@ def of_rules(rules: Rules) -> TokenizerSpec:
                 known=", ".join(KINDS),
             )
         )
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         kind=rules.tokenizer_kind,
         name=rules.tokenizer,
         sha256=rules.vocabulary_sha256,
         size=rules.vocabulary_size,
         eot=rules.eot_id,
+        bos=rules.bos_id,
     )
+    return _known(spec) if KINDS[spec.kind].names() else spec
+
+
+def _known(spec: TokenizerSpec) -> TokenizerSpec:
+    """Return a built-in tokenizer with other separators; raise UsageError if there is no such one."""
+    found = KINDS[spec.kind].find(spec.name, str(spec.eot), None if spec.bos is None else str(spec.bos))
+    if found is None or (found.sha256, found.size) != (spec.sha256, spec.size):
+        raise UsageError(
+            message(
+                "this version of fwconvert has no such tokenizer",
+                "use the version that made the recipe",
+                tokenizer=repr(spec.name),
+                size=spec.size,
+                sha256=spec.sha256,
+            )
+        )
+    return found
+
+
+def separators_of(rules: Rules) -> Separators:
+    """Return what stands around each document of a recipe, or raise UsageError as `of_rules` does."""
+    return of_rules(rules).separators(rules.eot)
 
 
 def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
@@ -127,7 +159,26 @@ def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
     rules = {"tokenizer": spec.name, "vocabulary_sha256": spec.sha256, "token_type": spec.token_type}
     if spec.built_in:
         return rules
-    return {**rules, "tokenizer_kind": spec.kind, "vocabulary_size": spec.size, "eot_id": spec.eot}
+    return {
+        **rules,
+        "tokenizer_kind": spec.kind,
+        "vocabulary_size": spec.size,
+        "eot_id": spec.eot,
+        "bos_id": spec.bos,
+    }
+
+
+# What `as_rules` leaves out of the rules where a tokenizer's name alone means all of it.
+UNSEPARATED = dict.fromkeys(("tokenizer_kind", "vocabulary_size", "eot_id", "bos_id"))
+
+
+def reseparated(spec: TokenizerSpec, eot_token: str | None, bos_token: str | None) -> TokenizerSpec:
+    """Return a tokenizer that a run has with other separators, or raise UsageError."""
+    if spec.name in KINDS[spec.kind].names():
+        return find(spec.name, eot_token, bos_token)
+    # The definition may be away. That no text has the separators of the run is known.
+    known = (spec.eot,) if spec.bos is None else (spec.bos, spec.eot)
+    return separators.chosen(spec, {}, known, eot_token, bos_token)
 
 
 def kind_of(spec: TokenizerSpec) -> TokenizerKind:
@@ -143,4 +194,6 @@ def load(spec: TokenizerSpec, folder: Path, how: Loading = Loading()) -> "Tokeni
 def estimate_tokens(rules: Rules, text_bytes: int, documents: int) -> int:
     """Return about how many tokens such a text has, separators included."""
     spec = of_rules(rules)
-    return kind_of(spec).estimate_tokens(spec, text_bytes, documents)
+    # Each kind counts one separator for each document.
+    more = documents * (rules.separators_each - 1)
+    return kind_of(spec).estimate_tokens(spec, text_bytes, documents) + more

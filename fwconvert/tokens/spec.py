@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
-from fwconvert.recipes import TokenType
+from fwconvert.recipes import EotSide, Separators, TokenType
 
 if TYPE_CHECKING:
     from fwconvert.tokens.tokenizer import Tokenizer
@@ -30,6 +30,8 @@ class TokenizerSpec:
     # Every id is below it; not every number below it is an id.
     size: int
     eot: int
+    # The id that begins each document, if one is written besides the separator.
+    bos: int | None = None
     # Whether its name alone means all this, in every version of fwconvert.
     built_in: bool = False
 
@@ -37,6 +39,12 @@ class TokenizerSpec:
     def token_type(self) -> TokenType:
         """The smallest type that holds every id."""
         return "uint16" if self.size <= 2**16 else "uint32"
+
+    def separators(self, side: EotSide) -> Separators:
+        """Return what stands around a document, where one separator alone would stand on this side."""
+        if side == "before":
+            return Separators(self.eot, None)
+        return Separators(self.bos, self.eot)
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,13 @@ class TokenizerKind(Protocol):
     def names(self) -> list[str]:
         """Return the names that a user may choose."""
 
-    def find(self, name: str) -> TokenizerSpec | None:
-        """Return what a user means by this name, if this kind knows it."""
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
+        """Return what a user means by this name, if this kind knows it.
+
+        Raises UsageError if `eot_token` or `bos_token` (a name or an id, as typed) cannot separate documents.
+        """
 
     def choose_encoder(
         self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
@@ -75,4 +88,4 @@ class TokenizerKind(Protocol):
         """Return the tokenizer. Reads the package and `folder`, never the network."""
 
     def estimate_tokens(self, spec: TokenizerSpec, text_bytes: int, documents: int) -> int:
-        """Return about how many tokens such a text has, separators included."""
+        """Return about how many tokens such a text has, with one separator for each document."""

@@ -25,9 +25,9 @@ import importlib.resources
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from fwconvert.hub.retry import TransientError
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart, ProcessLimits, call_apart
 from fwconvert.store import atomic
+from fwconvert.tokens import separators
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Vocabulary(TokenizerSpec):
     # The rank table's name.
     table: str
     pattern: str
+    # By name, and every id that no text gives: the special tokens, and those that the rank table leaves out.
+    specials: Mapping[str, int]
+    free: range
     # Bytes of FineWeb-Edu text for each token, separators included (10BT: 46.2 GB of text, 9.98e9 tokens).
     text_bytes_per_token: float
 
@@ -89,6 +93,13 @@ class Vocabulary(TokenizerSpec):
         """Where tiktoken gets the rank table from."""
         return f"https://openaipublic.blob.core.windows.net/encodings/{self.table}.tiktoken"
 
+    @property
+    def separator_texts(self) -> dict[str, int]:
+        """The separators by the texts that they are decoded to."""
+        names = {number: name for name, number in self.specials.items()}
+        ids = (self.eot,) if self.bos is None else (self.bos, self.eot)
+        return {names.get(number, f"<|{number}|>"): number for number in ids}
+
 
 _R50K_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _P50K_SHA256 = "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069"
@@ -96,29 +107,55 @@ _CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
-def _tiktoken(name: str, table: str, sha256: str, ids: tuple[int, int], how: tuple[str, float]) -> Vocabulary:
-    """Return a vocabulary of tiktoken: its size and EOT, its pattern and its bytes of text for each token."""
+EOT_TEXT = "<|endoftext|>"
+
+
+def _tiktoken(
+    name: str, table: str, sha256: str, ids: tuple[int, range, dict[str, int]], how: tuple[str, float]
+) -> Vocabulary:
+    """Return a vocabulary of tiktoken: its ids, its pattern and its bytes of text for each token.
+
+    The ids are its size, those that no text gives, and its special tokens.
+    """
     return Vocabulary(
         kind="tiktoken",
         name=name,
         table=table,
         sha256=sha256,
         size=ids[0],
-        eot=ids[1],
+        eot=ids[2][EOT_TEXT],
+        specials=ids[2],
+        free=ids[1],
         pattern=how[0],
         text_bytes_per_token=how[1],
     )
 
 
+_R50K_IDS = 50257, range(50256, 50257), {EOT_TEXT: 50256}
+# Its ranks go on behind the special token.
+_P50K_IDS = 50281, range(50256, 50257), {EOT_TEXT: 50256}
+_CL100K_IDS = (
+    100277,
+    range(100256, 100277),
+    {
+        EOT_TEXT: 100257,
+        "<|fim_prefix|>": 100258,
+        "<|fim_middle|>": 100259,
+        "<|fim_suffix|>": 100260,
+        "<|endofprompt|>": 100276,
+    },
+)
+_O200K_IDS = 200019, range(199998, 200019), {EOT_TEXT: 199999, "<|endofprompt|>": 200018}
+
 VOCABULARIES = {
     vocabulary.name: vocabulary
     for vocabulary in (
         # tiktoken makes gpt2 from two older files. Its ids are those of r50k_base: a test derives both files.
-        _tiktoken("gpt2", "r50k_base", _R50K_SHA256, (50257, 50256), (_R50K_PATTERN, 4.63)),
-        _tiktoken("r50k_base", "r50k_base", _R50K_SHA256, (50257, 50256), (_R50K_PATTERN, 4.63)),
-        _tiktoken("p50k_base", "p50k_base", _P50K_SHA256, (50281, 50256), (_R50K_PATTERN, 4.63)),
-        _tiktoken("cl100k_base", "cl100k_base", _CL100K_SHA256, (100277, 100257), (_CL100K_PATTERN, 4.7)),
-        _tiktoken("o200k_base", "o200k_base", _O200K_SHA256, (200019, 199999), (_O200K_PATTERN, 4.75)),
+        _tiktoken("gpt2", "r50k_base", _R50K_SHA256, _R50K_IDS, (_R50K_PATTERN, 4.63)),
+        _tiktoken("r50k_base", "r50k_base", _R50K_SHA256, _R50K_IDS, (_R50K_PATTERN, 4.63)),
+        _tiktoken("p50k_base", "p50k_base", _P50K_SHA256, _P50K_IDS, (_R50K_PATTERN, 4.63)),
+        _tiktoken("cl100k_base", "cl100k_base", _CL100K_SHA256, _CL100K_IDS, (_CL100K_PATTERN, 4.7)),
+        _tiktoken("o200k_base", "o200k_base", _O200K_SHA256, _O200K_IDS, (_O200K_PATTERN, 4.75)),
     )
 }
 
@@ -135,9 +172,14 @@ class TiktokenKind:
         """See TokenizerKind."""
         return list(VOCABULARIES)
 
-    def find(self, name: str) -> TokenizerSpec | None:
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
         """See TokenizerKind."""
-        return VOCABULARIES.get(name)
+        known = VOCABULARIES.get(name)
+        if known is None:
+            return None
+        return separators.chosen(known, known.specials, known.free, eot_token, bos_token)
 
     def choose_encoder(
         self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
@@ -155,7 +197,7 @@ class TiktokenKind:
 
     def load(self, spec: TokenizerSpec, folder: Path, how: Loading) -> "Tokenizer":
         """See TokenizerKind."""
-        known = find(spec.name)
+        known = replace(find(spec.name), eot=spec.eot, bos=spec.bos)
         table = read_table(known, folder)
         if how.encoder == "fast":
             from fwconvert.tokens.gigatoken import FastTokenizer  # noqa: PLC0415  # heavy

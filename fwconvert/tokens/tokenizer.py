@@ -9,7 +9,7 @@ to another process; a worker is told its vocabulary and loads its own.
 import binascii
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +21,14 @@ from numpy.typing import NDArray
 from fwconvert.errors import ShardError, SourceError, message
 from fwconvert.recipes import EotSide
 from fwconvert.tokens.spec import TokenizerSpec
-from fwconvert.tokens.tiktoken_kind import Vocabulary
+from fwconvert.tokens.tiktoken_kind import EOT_TEXT, Vocabulary
 
 Tokens: TypeAlias = NDArray[np.uint16 | np.uint32]
-
-EOT_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of documents without EOT: document i is `tokens[offsets[i]:offsets[i + 1]]`."""
+    """A batch of documents without separators: document i is `tokens[offsets[i]:offsets[i + 1]]`."""
 
     tokens: Tokens
     offsets: NDArray[np.int64]
@@ -38,7 +36,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch of documents, each with its EOT: document i begins at `tokens[starts[i]]`."""
+    """A batch of documents, each with its separators: document i begins at `tokens[starts[i]]`."""
 
     tokens: Tokens
     starts: NDArray[np.int64]
@@ -61,7 +59,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Tokens) -> bytes:
         """Return the text of `tokens`, which may begin and end within a character.
 
-        EOT gives <|endoftext|>. An id that does not exist raises ShardError.
+        A separator gives its name. An id that does not exist raises ShardError.
         """
 
 
@@ -72,13 +70,13 @@ class ReferenceTokenizer:
         self.spec = vocabulary
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         ranks = parse_ranks(table)
-        self._ids = np.array([*ranks.values(), vocabulary.eot])
+        self._ids = np.array([*ranks.values(), *vocabulary.separator_texts.values()])
         # Made from its parts, because tiktoken.get_encoding may download.
         self._encoding = tiktoken.Encoding(
             vocabulary.name,
             pat_str=vocabulary.pattern,
             mergeable_ranks=ranks,
-            special_tokens={EOT_TEXT: vocabulary.eot},
+            special_tokens=vocabulary.separator_texts,
         )
 
     def encode(self, texts: pa.Array) -> Encoded:
@@ -147,22 +145,28 @@ class BytesTokenizer:
         return b"".join([self._texts[token] for token in tokens.tolist()])
 
 
-def place_eot(encoded: Encoded, eot: int, side: EotSide) -> Stream:
-    """Return the documents joined, with one EOT before or after each of them.
+def place_eot(encoded: Encoded, eot: int, side: EotSide, bos: int | None = None) -> Stream:
+    """Return the documents joined: each with one EOT before or after it, or between its BOS and its EOT.
 
-    A document begins with its EOT if that stands before it. An empty document
-    is its EOT alone.
+    A document begins with the separator that stands before it. An empty
+    document is its separators alone.
     """
-    # On either side, the documents ahead of document i have brought i EOTs with them.
-    starts = encoded.offsets[:-1] + np.arange(len(encoded.offsets) - 1)
-    kind = encoded.tokens.dtype
-    separator = pa.scalar(np.array(eot, kind).tobytes(), pa.large_binary())
-    documents = _as_binary(encoded)
-    parts = (separator, documents) if side == "before" else (documents, separator)
+    kind, documents = encoded.tokens.dtype, _as_binary(encoded)
+    separator = _as_scalar(eot, kind)
+    parts = [separator, documents] if side == "before" else [documents, separator]
+    if bos is not None:
+        parts.insert(0, _as_scalar(bos, kind))
+    # The documents ahead of document i have brought their separators with them.
+    each = len(parts) - 1
+    starts = encoded.offsets[:-1] + each * np.arange(len(encoded.offsets) - 1)
     # Arrow joins by copying whole documents: five times as fast as numpy.insert.
     joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
-    size = len(encoded.tokens) + len(starts)
+    size = len(encoded.tokens) + each * len(starts)
     return Stream(np.frombuffer(joined.buffers()[2] or b"", kind)[:size], starts)
+
+
+def _as_scalar(token: int, kind: np.dtype[Any]) -> pa.Scalar:
+    return pa.scalar(np.array(token, kind).tobytes(), pa.large_binary())
 
 
 def _as_binary(encoded: Encoded) -> pa.Array:

@@ -28,6 +28,9 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "format raw zstd": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "0", "--compress", "zstd"),
     **{f"tokenizer {word}": ("--tokenizer", word, "--shard-tokens", "200")
        for word in ("gpt2", "r50k_base", "cl100k_base", "bytes")},
+    **{f"separators {' '.join(words)}": ("--tokenizer", "cl100k_base", "--shard-tokens", "200", *words)
+       for words in (("--eot-token", "<|fim_prefix|>"), ("--bos-token", "100256"),
+                     ("--bos-token", "<|endofprompt|>", "--eot-token", "100257"))},
     "as llm.c": (*SIZE, "--layout", "contiguous", "--last", "keep"),
     "val-tokens": (*SIZE, "--val-tokens", "0"),
     "text-column": (*SIZE, "--text-column", "text"),

@@ -1,8 +1,8 @@
 """Conversions on a real Ray cluster of several nodes: the bytes of a local run, whatever dies.
 
 One cluster serves all tests, because it takes long to start; one that loses a node gets another. Programs
-connect to it by its address, as users' do. Documents are encoded by the reference, so that jobs last long
-enough to be disturbed.
+connect to it by its address, as users' do. What is to happen while a worker is at a source happens by
+`gates`: the worker itself waits, or dies, when it opens that source. So nothing depends on who is faster.
 """
 
 import json
@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from hub_server import HubServer
 from ray_cluster import RayCluster
 from runner import PRIVATE
 
+from fwconvert.run.scheduler import LOST_TRIES
+
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc, by their titles"),
@@ -36,7 +37,8 @@ pytestmark = [
 ]
 
 FILES = 6
-SLOW: dict[str, Any] = {"tokenizer": "gpt2", "encoder": "reference", "shard_tokens": 100_000}
+NAMES = [f"{number}.parquet" for number in range(FILES)]
+RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 10_000}
 
 
 @dataclass(frozen=True)
@@ -92,20 +94,20 @@ def shared(cable: Cable) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
-def cluster(shared: RayCluster) -> RayCluster:
+def cluster(shared: RayCluster) -> Iterator[RayCluster]:
     """A cluster of two nodes, of which a test before may have lost one."""
     while len(shared.alive) < 2:
         shared.add_node()
-    return shared
+    yield shared
+    shared.gates.open()
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of half a second of work each, and one of several batches: progress shows after each of those."""
+    """Small files, of twenty token shards each."""
     folder = tmp_path_factory.mktemp("sources")
-    for number in range(FILES):
-        rows = corpus.documents(20_000 * number, 3_000 if number else 30_000)
-        corpus.write(folder / f"{number}.parquet", rows, row_group_size=1_000)
+    for number, name in enumerate(NAMES):
+        corpus.write(folder / name, corpus.documents(20_000 * number, 600), row_group_size=20)
     return folder
 
 
@@ -113,7 +115,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def golden(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What processes of this machine make of the sources."""
     out = tmp_path_factory.mktemp("golden") / "out"
-    runner.assert_tidy_end(runner.run(sources, out, "--workers", "2", **SLOW), 0)
+    runner.assert_tidy_end(runner.run(sources, out, "--workers", "2", **RECIPE), 0)
     return runner.tree(out)
 
 
@@ -122,13 +124,18 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
     return hub_runs.miniature(tmp_path_factory.mktemp("hub"))
 
 
+def last_of(mini: Miniature) -> str:
+    """Return the name of the last file where a node has fetched it: held, it keeps a run from ending."""
+    return hub_runs.place_name(mini.manifest.files[-1].path)
+
+
 def on(cluster: RayCluster) -> tuple[str, ...]:
     return ("--engine", "ray", "--ray-address", cluster.address)
 
 
 @contextmanager
 def running(cluster: RayCluster, sources: Path, out: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
-    with runner.running(sources, out, *on(cluster), *flags, **SLOW) as program:
+    with runner.running(sources, out, *on(cluster), *flags, **RECIPE) as program:
         yield program
 
 
@@ -165,36 +172,38 @@ def test_a_run_its_repetition_and_an_export_have_the_bytes_of_local_ones(
 
 def test_a_run_shows_the_node_of_each_job_and_how_far_it_is(cluster: RayCluster, tmp_path: Path) -> None:
     sources = tmp_path / "sources"
-    # Progress is looked at twice a second, after batches: this one takes several seconds.
-    for number, documents in enumerate((120_000, 3_000, 3_000)):
-        rows = corpus.documents(20_000 * number, documents)
-        corpus.write(sources / f"{number}.parquet", rows, row_group_size=1_000)
+    for name in NAMES[:2]:  # Of several batches, after which progress is told.
+        corpus.write(sources / name, [f"document {number}" for number in range(30_000)])
+    cluster.gates.shut("slow", *NAMES[:2])
     code = """
-        import sys, json, fwconvert
+        import sys, fwconvert
+        from pathlib import Path
         from fwconvert.run.engines.ray import RayEngine
 
         class Watch:
-            seen = []
+            nodes, is_seen = set(), False
             def notice(self, text): pass
             def update(self, snapshot):
-                self.seen += [[p.node, p.fraction, p.tokens] for p in snapshot.running]
+                for job in snapshot.running:
+                    self.nodes.add(job.node)
+                    self.is_seen |= 0 < job.fraction < 1 and job.tokens > 0
+                if self.is_seen and len(self.nodes) == 2:
+                    for gate in Path(sys.argv[4]).glob("*.slow"):
+                        gate.unlink()
 
-        recipe = fwconvert.recipe(source=sys.argv[1], tokenizer="gpt2", shard_tokens=100_000)
-        options = fwconvert.Options(encoder="reference")
-        engine = RayEngine(sys.argv[3])
+        recipe = fwconvert.recipe(source=sys.argv[1], tokenizer="bytes", shard_tokens=10_000)
+        engine, watch = RayEngine(sys.argv[3]), Watch()
         for number in range(2):
             out = f"{sys.argv[2]}/{number}"
-            assert fwconvert.convert(recipe, out, options, engine=engine, observer=Watch()).complete
-        print(json.dumps(Watch.seen))
+            assert fwconvert.convert(recipe, out, engine=engine, observer=watch).complete
+        print(len(watch.nodes), watch.is_seen)
     """
-    words = [textwrap.dedent(code), str(sources), str(tmp_path), cluster.address]
+    words = [textwrap.dedent(code), str(sources), str(tmp_path), cluster.address, str(cluster.gates.folder)]
     program = [sys.executable, "-c", *words]
     ended = subprocess.run(program, text=True, capture_output=True, check=False, timeout=runner.PATIENCE)
 
     runner.assert_tidy_end(ended, 0)
-    seen = json.loads(ended.stdout)
-    assert len({node for node, _, _ in seen}) == 2
-    assert any(0 < fraction < 1 and tokens for _, fraction, tokens in seen)
+    assert ended.stdout.split() == ["2", "True"]
     assert runner.tree(tmp_path / "0") == runner.tree(tmp_path / "1") != {}
 
 
@@ -222,31 +231,33 @@ def test_each_node_fetches_what_it_converts_and_only_the_driver_asks_for_a_list(
 def test_a_source_that_always_kills_its_worker_is_set_aside_and_one_that_did_once_is_not(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
-    out, killer = tmp_path / "out", "0.parquet"  # the long one: its worker is seen before it is done
-    with running(cluster, sources, out) as program:
-        while program.poll() is None:
-            for worker in cluster.processes(killer):
-                ray_cluster.kill(worker)
-            time.sleep(ray_cluster.PAUSE)
-        ended = runner.finish(program)
+    out, killer = tmp_path / "out", NAMES[0]
+    cluster.gates.shut("die", killer)
+    ended = runner.run(sources, out, *on(cluster), **RECIPE)
 
     runner.assert_tidy_end(ended, 1)
-    assert ended.stderr.count("attempt") == ended.stderr.count(f"{killer}: attempt") == 5
+    assert cluster.gates.died(killer) == LOST_TRIES
+    assert ended.stderr.count("attempt") == ended.stderr.count(f"{killer}: attempt") == LOST_TRIES
     assert [path.name[:9] for path in (out / PRIVATE / "quarantine").iterdir()] == [killer]
     assert len(list((out / PRIVATE / "receipts").iterdir())) == FILES - 1
+
+    cluster.gates.open()
+    cluster.gates.shut("die-once", killer)
     with running(cluster, sources, out) as program:
-        ray_cluster.kill(cluster.wait_for(".parquet", program)[0])
         said = end_well(cluster, program, out, golden)
+    assert cluster.gates.died(killer) == 1
     assert said.count("attempt 1 failed, it is tried again: the worker process died") == 1
 
 
 def test_the_board_and_the_fetchers_may_die(cluster: RayCluster, mini: Miniature, tmp_path: Path) -> None:
     out, place = tmp_path / "out", tmp_path / "scratch"
     words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
+    cluster.gates.shut("hold", last_of(mini))
     with HubServer(mini.repository, rate=200_000) as hub, hub_runs.running(words, hub.endpoint) as program:
         hub_runs.wait_for(lambda: len(hub_runs.receipts(out)) > 1, program)
         for title in ("Board", "Fetcher"):
             ray_cluster.kill(cluster.wait_for(title, program)[0])
+        cluster.gates.open()
         ended = runner.finish(program)
 
     runner.assert_tidy_end(ended, 0)
@@ -259,12 +270,14 @@ def test_a_node_that_is_killed_costs_what_it_had_and_another_that_joins_is_used(
     out, place = tmp_path / "out", tmp_path / "scratch"
     words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
     words += ["--max-connections", "1"]
+    cluster.gates.shut("hold", last_of(mini))
     with HubServer(mini.repository, rate=50_000) as hub, hub_runs.running(words, hub.endpoint) as program:
         hub_runs.wait_for(lambda: hub_runs.receipts(out), program)
         cluster.alive[-1].kill()
         new = cluster.add_node()
         runner.wait_until(lambda: new.workers("Fetcher"), program, ray_cluster.PAUSE)
         hub.hurry()
+        cluster.gates.open()
         ended = runner.finish(program)
 
     runner.assert_tidy_end(ended, 0)
@@ -276,10 +289,12 @@ def test_a_node_that_is_killed_costs_what_it_had_and_another_that_joins_is_used(
 def test_a_node_that_is_killed_at_work_loses_no_job(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
-    node = cluster.alive[-1]
+    node, gates = cluster.alive[-1], cluster.gates
+    gates.shut("hold", *NAMES)
     with running(cluster, sources, tmp_path / "out") as program:
-        runner.wait_until(lambda: node.workers(".parquet"), program, ray_cluster.PAUSE)
+        hub_runs.wait_for(lambda: node.holds(gates), program)
         node.kill()
+        gates.open()
         said = end_well(cluster, program, tmp_path / "out", golden)
 
     assert "it is tried again" in said
@@ -288,14 +303,16 @@ def test_a_node_that_is_killed_at_work_loses_no_job(
 def test_a_driver_that_is_killed_leaves_no_worker_and_can_be_run_again(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, gates = tmp_path / "out", cluster.gates
+    gates.shut("hold", *NAMES[-2:])
     with running(cluster, sources, out) as program:
-        runner.wait_until(lambda: runner.steps(out), program)
-        cluster.wait_for(".parquet", program)
+        hub_runs.wait_for(lambda: len(gates.held()) == 2, program)
+        hub_runs.wait_for(lambda: runner.steps(out) == FILES - 2, program)
         program.send_signal(signal.SIGKILL)
     ray_cluster.until(lambda: not cluster.processes(".parquet"))
-    assert 0 < runner.steps(out) < FILES
+    assert runner.steps(out) == FILES - 2
 
+    gates.open()
     with running(cluster, sources, out) as program:
         end_well(cluster, program, out, golden)
 
@@ -304,33 +321,43 @@ def test_a_driver_that_is_killed_while_nodes_fetch_goes_on_with_what_they_have(
     cluster: RayCluster, mini: Miniature, tmp_path: Path
 ) -> None:
     out, place = tmp_path / "out", tmp_path / "scratch"
+    name = mini.names[3]
     words = hub_runs.conversion(mini.pinned, out, *on(cluster), "--workers", "2", "--scratch", str(place))
-    with HubServer(mini.repository, rate=100_000) as hub:
+    words += ["--max-connections", "1"]
+    part = f"*/{mini.sha256(name)}.part"
+    with HubServer(mini.repository) as hub:
+        hub.fault("stall", path=name, after=60_000)
         with hub_runs.running(words, hub.endpoint) as program:
-            hub_runs.wait_for(lambda: len(hub_runs.receipts(out)) > 1, program)
+            hub_runs.wait_for(lambda: [*map(size_of, place.glob(part))] == [60_000], program)
             program.send_signal(signal.SIGKILL)
         ray_cluster.until(lambda: not cluster.processes("Fetcher"))
-        before = len(hub.log)
         runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
-        resumed = [seen.range for seen in hub_runs.bodies(hub.log[before:]) if seen.range]
+        fetched = hub_runs.ranges(hub.log, name)
 
     hub_runs.assert_whole(mini, out)
-    assert resumed
+    assert fetched == [None, "bytes=60000-"]
     assert not list(place.iterdir())
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
 
 
 def test_a_signal_stops_workers_at_a_safe_place(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    cluster.gates.shut("slow", *NAMES)
     for number in (signal.SIGINT, signal.SIGTERM):
         with running(cluster, sources, out) as program:
-            cluster.wait_for(".parquet", program)
+            hub_runs.wait_for(lambda: any((out / PRIVATE / "temporary").glob("*.parquet*")), program)
             program.send_signal(number)
             ended = runner.finish(program)
         runner.assert_tidy_end(ended, 128 + number)
         assert not cluster.processes(".parquet")
         assert not list((out / PRIVATE / "temporary").iterdir())
+        assert runner.steps(out) == 0  # In the middle of a source, of which the rest would take long.
+    cluster.gates.open()
     with running(cluster, sources, out) as program:
         end_well(cluster, program, out, golden)
 
@@ -358,7 +385,7 @@ def test_a_node_with_another_fwconvert_is_refused_before_anything_is_written(
         "metadata.version = lambda name: '9.9.9' if name == 'fwconvert' else real(name)\n"
     )
     with strange_node(cluster, "env", f"PYTHONPATH={tmp_path}"):
-        ended = runner.run(sources, tmp_path / "out", *on(cluster), **SLOW)
+        ended = runner.run(sources, tmp_path / "out", *on(cluster), **RECIPE)
 
     runner.assert_tidy_end(ended, 2)
     assert "1 of 3 nodes of the Ray cluster cannot be used" in ended.stderr
@@ -377,7 +404,7 @@ def test_a_node_that_does_not_see_the_output_is_named_before_the_first_job(
     if tried.returncode:
         pytest.skip("a folder cannot be hidden from a node here: that takes root")
     with strange_node(cluster, "unshare", "-m", "sh", "-c", hide, "sh"):
-        ended = runner.run(sources, tmp_path / "out", *on(cluster), **SLOW)
+        ended = runner.run(sources, tmp_path / "out", *on(cluster), **RECIPE)
 
     runner.assert_tidy_end(ended, 1)
     assert "it does not see the run that the driver sees" in ended.stderr
@@ -398,7 +425,7 @@ def test_a_node_that_does_not_see_the_output_is_named_before_the_first_job(
 def test_a_cluster_that_cannot_do_it_is_told_at_once(
     cluster: RayCluster, sources: Path, tmp_path: Path, words: tuple[str, ...], told: str
 ) -> None:
-    ended = runner.run(sources, tmp_path / "out", *on(cluster), *words, **SLOW)
+    ended = runner.run(sources, tmp_path / "out", *on(cluster), *words, **RECIPE)
 
     runner.assert_tidy_end(ended, 2)
     assert told in ended.stderr
@@ -414,12 +441,13 @@ def test_a_node_whose_network_is_cut_is_lost_and_its_jobs_are_done_elsewhere(
     if cable.missing:
         pytest.skip(f"no network namespace can be made here: {cable.missing}")
     out = tmp_path / "out"
-    far = cluster.add_node(host=cable.there, within=cable.within)
+    far, gates = cluster.add_node(host=cable.there, within=cable.within), cluster.gates
+    gates.shut("hold", *NAMES)
     try:
         with running(cluster, sources, out) as program:
-            runner.wait_until(lambda: far.workers(".parquet"), program, ray_cluster.PAUSE)
-            assert far.workers(".parquet")
+            hub_runs.wait_for(lambda: far.holds(gates), program)
             subprocess.run(["ip", "-n", cable.name, "link", "set", "eth0", "down"], check=True)
+            gates.open()
             ended = runner.finish(program)
     finally:
         far.kill()

@@ -54,7 +54,7 @@ READ_ALL = """
 
     for path in sorted(Path(sys.argv[1]).iterdir()):
         print(path.name, end="\\t", flush=True)
-        for look in (parquet.row_count, parquet.footer, texts):
+        for look in (parquet.extent, parquet.footer, texts):
             try:
                 found = look(path)
             except SourceError as error:

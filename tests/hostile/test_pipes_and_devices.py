@@ -146,15 +146,15 @@ def test_whoever_traces_a_token_does_not_wait_for_its_source(
 READERS = """
 import sys
 from pathlib import Path
-from fwconvert.sources import parquet
+from fwconvert.sources import parquet, reading
 from fwconvert.errors import SourceError
 path = Path(sys.argv[1])
 for read in (
-    lambda: parquet.prove(path, lambda: None),
-    lambda: parquet.look(path, "0" * 64),
-    lambda: parquet.size_of(path),
+    lambda: reading.prove(path, lambda: None),
+    lambda: reading.look(path, "0" * 64),
+    lambda: reading.size_of(path),
     lambda: parquet.footer(path),
-    lambda: parquet.row_count(path),
+    lambda: parquet.extent(path),
     lambda: parquet.read_footer(path, str(path)),
     lambda: [*parquet.batches(path, "text")],
     lambda: parquet.read_row(path, str(path), 0, "text"),

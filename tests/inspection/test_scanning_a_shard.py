@@ -27,9 +27,10 @@ def test_positions_beyond_32_bits_are_told_exactly(
     with (tmp_path / "train.bin").open("rb") as file:
         one = Scan(file, rules, find("bytes"), starts)
         assert one.read_header() == b""
-        assert one.read(FAR, FAR + len(TOKENS)) == (3, True)
+        assert one.read(FAR, FAR + len(TOKENS)) == ({"EOT": 3}, True)
 
     assert (one.unknown.count, one.unknown.first) == (1, FAR + 5)
-    assert (one.missing.count, one.missing.first) == (1, FAR + 5)
-    assert (one.unexpected.count, one.unexpected.first) == (1, FAR + 3)
+    (mark,) = one.marks
+    assert (mark.missing.count, mark.missing.first) == (1, FAR + 5)
+    assert (mark.unexpected.count, mark.unexpected.first) == (1, FAR + 3)
     assert one.digest.hexdigest() == hashlib.sha256(TOKENS.tobytes()).hexdigest()

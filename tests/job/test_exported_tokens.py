@@ -22,6 +22,7 @@ from fwconvert.shards.passages import passages
 from fwconvert.shards.stream import StreamReader
 from fwconvert.store.local import LocalStore
 from fwconvert.store.receipts import Counts, ShardLine
+from fwconvert.tokens.registry import separators_of
 
 EOT = 256
 TEXTS = st.lists(st.integers(1, 9), max_size=8)
@@ -192,7 +193,9 @@ def test_every_token_knows_its_document(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], side: EotSide, size: int
 ) -> None:
     order = written(tmp_path_factory.mktemp("run"), stream_of(lengths, side), side, size, rows=100)
-    reader = StreamReader(LocalStore(Path(order.run)), order.rules, order.passages, 256)
+    reader = StreamReader(
+        LocalStore(Path(order.run)), order.rules, order.passages, separators_of(order.rules)
+    )
     position = 0
     for number, length in enumerate(lengths):
         end = position + length + 1

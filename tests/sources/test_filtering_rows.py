@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fwconvert import where
 from fwconvert.errors import SourceError
-from fwconvert.sources import filters, pages, parquet
+from fwconvert.sources import filters, pages, parquet, reading
 from fwconvert.where import Among, Arithmetic, Call, Chain, Column, IsNull, Logic, Negative, Node, Not, Value
 
 Row = dict[str, Any]
@@ -268,7 +268,7 @@ def file(tmp_path: Path) -> Path:
     return corpus.write(tmp_path / "a.parquet", ["zero", None, "", "three", "four"])
 
 
-def sieved(file: Path, text: str) -> parquet.TextBatch:
+def sieved(file: Path, text: str) -> reading.TextBatch:
     (batch,) = parquet.batches(file, "text", filters.Sieve(where.parse(text)))
     return batch
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwconvert.errors import SourceError, Stopped
-from fwconvert.sources import parquet
+from fwconvert.sources import parquet, reading
 from fwconvert.sources.catalog import Size
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
@@ -76,7 +76,7 @@ def test_every_codec_row_group_size_and_page_version_is_read(
     )
 
     assert documents(path) == naive(TEXTS)
-    assert parquet.row_count(path) == len(TEXTS)
+    assert parquet.extent(path) == len(TEXTS)
 
 
 def encoded(texts: Sequence[str | None]) -> list[bytes | None]:
@@ -198,7 +198,7 @@ def test_a_file_without_a_document_is_read_and_counted(
     batches = list(parquet.batches(path, "text"))
 
     assert documents(path) == []
-    assert sum(batch.seen for batch in batches) == len(column) == parquet.row_count(path)
+    assert sum(batch.seen for batch in batches) == len(column) == parquet.extent(path)
     assert sum(batch.null_rows for batch in batches) == nulls
     assert sum(batch.empty_rows for batch in batches) == empties
     assert sum(batch.text_bytes for batch in batches) == 0
@@ -340,11 +340,11 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path, place: str) -> None:
 
     refused(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        parquet.row_count(path)
+        parquet.extent(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
         parquet.footer(path)
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        parquet.prove(path, lambda: None)
+        reading.prove(path, lambda: None)
 
 
 def not_utf8(kind: Any) -> Any:
@@ -448,7 +448,7 @@ def test_no_flipped_bit_of_a_file_raises_anything_but_a_source_error(tmp_path: P
     code = """
         import sys
         from pathlib import Path
-        from fwconvert.sources import parquet
+        from fwconvert.sources import parquet, reading
         from fwconvert.errors import SourceError
         path = Path(sys.argv[1])
         good = path.read_bytes()
@@ -474,7 +474,7 @@ def test_no_flipped_bit_of_a_footer_raises_anything_but_a_source_error(tmp_path:
     code = """
         import sys
         from pathlib import Path
-        from fwconvert.sources import parquet
+        from fwconvert.sources import parquet, reading
         from fwconvert.errors import SourceError
         path = Path(sys.argv[1])
         good = path.read_bytes()
@@ -484,7 +484,7 @@ def test_no_flipped_bit_of_a_footer_raises_anything_but_a_source_error(tmp_path:
                 damaged = bytearray(good)
                 damaged[at] ^= 1 << bit
                 path.write_bytes(damaged)
-                for look in (parquet.row_count, parquet.footer):
+                for look in (parquet.extent, parquet.footer):
                     try:
                         look(path)
                     except SourceError as error:
@@ -505,7 +505,7 @@ def test_a_footer_that_promises_other_rows_than_there_are_is_refused(tmp_path: P
     # In thrift's compact protocol num_rows is an i64 behind the schema: 0x16, then the zigzag number.
     at = raw.index(b"\x16\x80\x01", begin)
     path.write_bytes(raw[:at] + b"\x16\x82\x01" + raw[at + 3 :])
-    assert parquet.row_count(path) == 65
+    assert parquet.extent(path) == 65
 
     told = refused(path)
 
@@ -541,7 +541,7 @@ def test_a_file_is_proven_by_its_sha256_size_and_time(tmp_path: Path) -> None:
     path.write_bytes(content)
     ticks: list[None] = []
 
-    proof = parquet.prove(path, lambda: ticks.append(None))
+    proof = reading.prove(path, lambda: ticks.append(None))
 
     assert proof.sha256 == hashlib.sha256(content).hexdigest()
     assert proof.bytes == len(content)
@@ -556,7 +556,7 @@ def test_proving_stops_when_the_tick_raises(tmp_path: Path) -> None:
         raise Stopped("stopped by the user")
 
     with pytest.raises(Stopped):
-        parquet.prove(tmp_path / "x", stop)
+        reading.prove(tmp_path / "x", stop)
 
 
 @pytest.mark.parametrize("change", ["longer", "touched", "gone"])
@@ -564,8 +564,8 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"content")
     os.utime(path, ns=(10**18, 10**18))
-    proof = parquet.prove(path, lambda: None)
-    parquet.unchanged(path, proof)
+    proof = reading.prove(path, lambda: None)
+    reading.unchanged(path, proof)
 
     if change == "longer":
         path.write_bytes(b"content and more")
@@ -576,13 +576,13 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
         path.unlink()
 
     with pytest.raises(SourceError, match=r"x\.parquet"):
-        parquet.unchanged(path, proof)
+        reading.unchanged(path, proof)
 
 
 MEASURE = """
     import resource, sys
     from pathlib import Path
-    from fwconvert.sources import parquet
+    from fwconvert.sources import parquet, reading
 
     def peak():
         # On Linux getrusage begins with the size of the process that started this one.

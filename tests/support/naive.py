@@ -62,6 +62,8 @@ def convert(
     val_tokens: int,
     layout: str = "independent",
     eot: str = "before",
+    eot_token: int | None = None,
+    bos_token: int | None = None,
     name: str = "edu_fineweb",
     last: str = "merge",
     keep: Callable[[dict[str, Any]], bool] | None = None,
@@ -70,11 +72,16 @@ def convert(
 ) -> None:
     """Convert all parquet files below `folder`, in the order of their paths.
 
-    `keep` is asked of each row, as a dictionary; the limits end the stream of all sources.
+    `eot_token` and `bos_token` are ids: with both a document is BOS text EOT; one alone is the separator,
+    and a BOS alone is before each document. `keep` is asked of each row, as a dictionary; the limits
+    end the stream of all sources.
     """
     paths = sorted(folder.rglob("*.parquet"), key=lambda path: path.relative_to(folder).as_posix())
     encode = encoder(tokenizer)
-    streams = [read(path, encode, TOKENIZERS[tokenizer][0], eot, keep) for path in paths]
+    separator, bos = TOKENIZERS[tokenizer][0] if eot_token is None else eot_token, bos_token
+    if bos is not None:
+        separator, eot, bos = (bos, "before", None) if eot_token is None else (separator, "after", bos)
+    streams = [read(path, encode, separator, eot, keep, bos) for path in paths]
     streams = limited(streams, limit_documents, limit_tokens)
     if layout == "contiguous":
         shards = contiguous(concatenate(streams), shard_tokens, val_tokens)
@@ -103,6 +110,7 @@ def read(
     separator: int,
     eot: str,
     keep: Callable[[dict[str, Any]], bool] | None = None,
+    bos: int | None = None,
 ) -> Stream:
     """Return a source as one stream; null and empty texts, and rows that are not kept, are no documents."""
     tokens: list[int] = []
@@ -113,6 +121,7 @@ def read(
         if not text or (keep is not None and not keep(values)):
             continue
         starts.append(Start(len(tokens), row))
+        tokens += [] if bos is None else [bos]
         tokens += [separator, *encode(text)] if eot == "before" else [*encode(text), separator]
     return Stream(tokens, starts)
 

@@ -20,15 +20,15 @@ from pathlib import Path
 import psutil
 import runner
 
-# A node that is silent is lost after three seconds, and not after a minute as in the world.
+# A node that is silent is lost after eight seconds, and not after a minute as in the world; after fewer, one
+# of a busy machine would be.
 _HEALTH = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
+    "health_check_failure_threshold": 8,
 }
 _ENVIRONMENT = {
-    "PYTHONPATH": str(runner.REPOSITORY),
     "RAY_ADDRESS": "",
     # Ray's workers are nice to all others; beside other tests they would hardly run.
     "RAY_worker_niceness": "0",
@@ -37,6 +37,41 @@ _STARTS = 3
 # Between two looks at all processes of the machine, each of which costs milliseconds.
 PAUSE = 0.03
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+class Gates:
+    """What befalls a worker of any node at a source: see gates/sitecustomize.py, which its process loads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that heeds them."""
+        places = (Path(__file__).with_name("gates"), runner.REPOSITORY)
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, places)),
+            "FWCONVERT_TESTS_GATES": str(self.folder),
+        }
+
+    def shut(self, what: str, *sources: str) -> None:
+        """From now on, whoever opens one of these sources has to "hold", "die", "die-once" or be "slow"."""
+        for name in sources:
+            (self.folder / f"{name}.{what}").touch()
+
+    def open(self) -> None:
+        """Let nothing befall anybody any more, and forget who was held."""
+        for path in self.folder.iterdir():
+            path.unlink(missing_ok=True)
+
+    def held(self) -> set[int]:
+        """Return the processes that wait at a source."""
+        return {int(path.name.rpartition("-")[2]) for path in self.folder.glob("*.held-by-*")}
+
+    def died(self, source: str) -> int:
+        """Return how many processes have died at a source."""
+        return len([*self.folder.glob(f"{source}.died-*")])
 
 
 @dataclass
@@ -59,6 +94,10 @@ class Node:
                     found.append(process)
         return found
 
+    def holds(self, gates: Gates) -> bool:
+        """Tell whether one of its workers waits at a source."""
+        return any(member.pid in gates.held() for member in self.members())
+
     def kill(self) -> None:
         """Let it be gone as a machine is that loses power."""
         for member in self.members():
@@ -73,6 +112,7 @@ class RayCluster:
     """A head and any number of other nodes."""
 
     folder: Path
+    gates: Gates
     host: str = "127.0.0.1"
     nodes: list[Node] = field(default_factory=list)
     address: str = ""
@@ -110,9 +150,10 @@ class RayCluster:
                     stderr=subprocess.STDOUT,
                     text=True,
                     start_new_session=True,
-                    env={**os.environ, **_ENVIRONMENT},
+                    env={**os.environ, **_ENVIRONMENT, **self.gates.environment},
                 )
             self.nodes.append(Node(process))
+            _put_first(process.pid)
             runner.wait_until(lambda: "block forever" in log.read_text(), process, PAUSE)
             if process.poll() is None:
                 return log.read_text()
@@ -151,12 +192,18 @@ class RayCluster:
             node.kill()
 
 
+def _put_first(session: int) -> None:
+    """Let the processes of a session run before others, where that may be said: Linux is fair to sessions."""
+    with suppress(OSError):
+        Path(f"/proc/{session}/autogroup").write_text("-10")
+
+
 @contextmanager
 def cluster(*, nodes: int, host: str = "127.0.0.1") -> Iterator[RayCluster]:
     """Have a cluster of so many nodes of one core each, and nothing of it after the block."""
     # Paths of sockets are in it, which may not be long.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        made = RayCluster(Path(folder), host)
+        made = RayCluster(Path(folder), Gates(Path(folder, "gates")), host)
         try:
             made.start_head(cpus=1)
             for _ in range(nodes - 1):

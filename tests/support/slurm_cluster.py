@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
-_PATIENCE = 120
+_PATIENCE = 300
 
 _CONFIGURATION = """\
 ClusterName=here

@@ -281,3 +281,18 @@ def test_each_document_gets_one_eot_on_its_side(
     assert stream.tokens.dtype == kind
     assert stream.starts.tolist() == starts
     assert stream.starts.dtype == np.int64
+
+
+@unhurried
+@given(
+    documents=st.lists(st.lists(st.integers(0, 50256), max_size=5)),
+    kind=st.sampled_from(["uint16", "uint32"]),
+)
+def test_each_document_gets_a_bos_and_an_eot(documents: list[list[int]], kind: TokenType) -> None:
+    flat = np.array(list(itertools.chain(*documents)), kind)
+    offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    stream = place_eot(Encoded(flat, offsets), 50256, "after", 50255)
+    expected = [[50255, *document, 50256] for document in documents]
+    assert stream.tokens.tolist() == list(itertools.chain(*expected))
+    assert stream.tokens.dtype == kind
+    assert stream.starts.tolist() == [0, *itertools.accumulate(map(len, expected))][:-1]

@@ -37,6 +37,8 @@ MADE_UP = Vocabulary(
     sha256=hashlib.sha256(MADE_UP_TABLE).hexdigest(),
     size=4,
     eot=3,
+    specials={"<|endoftext|>": 3},
+    free=range(3, 4),
     pattern=".",
     text_bytes_per_token=1.0,
 )

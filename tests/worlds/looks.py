@@ -225,8 +225,11 @@ def _show(rng: random.Random, player: "Player", run: Run) -> None:
     ended = player.must(player.program.run(*words), {0})
     path, tokens = printable(run.jobs[at].source.path), document.end - document.start
     title = f"row {document.row:,} of {path}, {tokens:,} tokens"
-    separator, text = "<|endoftext|>", printable(document.text)
-    text = separator + text if run.rules.eot == "before" else text + separator
+    names = {number: name for name, number in recipes.SPECIALS["cl100k_base"][0].items()}
+    names[100256] = "<|100256|>"
+    before, after = ("".join(names.get(one, "<|endoftext|>") for one in some)
+                     for some in (run.rules.before, run.rules.after))  # fmt: skip
+    text = before + printable(document.text) + after
     if title not in ended.said or not ended.said.endswith(f"\n{text}\n"):
         raise Wrong(f"document {number + 1} is {title}: {document.text!r}, and shown as\n{ended.said}")
 
@@ -234,6 +237,19 @@ def _show(rng: random.Random, player: "Player", run: Run) -> None:
 def printable(text: str) -> str:
     """Return a text as it may be shown on a terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+
+
+def _shape(rules: recipes.Rules) -> tuple[int, int]:
+    return len(rules.before), len(rules.after)
+
+
+def _ends_elsewhere(run: Run, rules: recipes.Rules) -> bool:
+    """Tell whether the limit of tokens would end the run elsewhere, with another number of separators."""
+    more = sum(_shape(rules)) - sum(_shape(run.rules))
+    tokens = sum(job.tokens for job in run.jobs)
+    other = tokens + more * sum(len(job.documents) for job in run.jobs)
+    limit = run.rules.limit_tokens
+    return more != 0 and limit is not None and max(tokens, other) >= limit
 
 
 # --- export ------------------------------------------------------------------------------------------------
@@ -248,7 +264,7 @@ def _export(rng: random.Random, player: "Player", run: Run) -> None:
     words = ["export", str(player.out), *changes.words(), "-o", str(new), "--workers", rng.choice("12")]
     before = checks.state(player.out)
     cut = any(job.cut for job in run.jobs)
-    if run.dropped or (cut and rules.eot != run.rules.eot):
+    if run.dropped or (cut and _shape(rules) != _shape(run.rules)) or _ends_elsewhere(run, rules):
         player.must(player.program.run(*words), {2})
         if new.exists():
             raise Wrong(f"an export was refused, and yet there is {checks.some(new.rglob('*'))}")

@@ -18,6 +18,16 @@ TOKENIZERS = {
     "r50k_base": (50256, 2, GPT2),
     "cl100k_base": (100257, 4, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"),
 }
+# By tokenizer: what else may separate documents, as it is typed, and how many ids there are. By FORMAT.md.
+SPECIALS = {
+    "cl100k_base": (
+        {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|endofprompt|>": 100276, "100256": 100256},
+        100277,
+        "tiktoken",
+    ),
+    "gpt2": ({"<|endoftext|>": 50256, "50256": 50256}, 50257, "tiktoken"),
+    "bytes": ({"<|endoftext|>": 256, "256": 256}, 257, "bytes"),
+}
 BEFORE = ("llmc", "npy")
 ZIPS = ("llmc", "npy", "raw")
 MILLIONS = 100_000_000
@@ -42,10 +52,25 @@ class Rules:
     where: Node | None
     limit_documents: int | None
     limit_tokens: int | None
+    # The ids of other separators than the usual one; with a BOS it stands before and the EOT after.
+    eot_id: int | None = None
+    bos_id: int | None = None
 
     @property
     def separator(self) -> int:
-        return TOKENIZERS[self.tokenizer][0]
+        return TOKENIZERS[self.tokenizer][0] if self.eot_id is None else self.eot_id
+
+    @property
+    def before(self) -> list[int]:
+        """What stands before the text of a document."""
+        if self.bos_id is not None:
+            return [self.bos_id]
+        return [self.separator] if self.eot == "before" else []
+
+    @property
+    def after(self) -> list[int]:
+        """What stands after it."""
+        return [self.separator] if self.eot == "after" else []
 
     @property
     def token_bytes(self) -> int:
@@ -68,6 +93,10 @@ class Rules:
             "limit_documents": self.limit_documents,
             "limit_tokens": self.limit_tokens,
         }
+        if self.eot_id is not None:
+            _, size, kind = SPECIALS[self.tokenizer]
+            optional |= {"tokenizer_kind": kind, "vocabulary_size": size}
+            optional |= {"eot_id": self.eot_id, "bos_id": self.bos_id}
         return {
             "tokenizer": self.tokenizer,
             "vocabulary_sha256": TOKENIZERS[self.tokenizer][2],
@@ -105,6 +134,9 @@ class Recipe:
     where_text: str | None = None
     limit_documents: int | None = None
     limit_tokens: int | None = None
+    # As they are typed.
+    eot_token: str | None = None
+    bos_token: str | None = None
 
     def words(self) -> list[str]:
         """Return the flags of a command line."""
@@ -122,9 +154,11 @@ class Recipe:
         kind = self.format or "llmc"
         one_stream = kind == "raw"
         size = 0 if one_stream else self.shard_tokens or MILLIONS
+        tokenizer = self.tokenizer or "gpt2"
+        eot = self.eot or ("before" if kind in BEFORE else "after")
         return Rules(
-            tokenizer=self.tokenizer or "gpt2",
-            eot=self.eot or ("before" if kind in BEFORE else "after"),
+            tokenizer=tokenizer,
+            **separated(tokenizer, eot, self.eot_token, self.bos_token),
             text_column=self.text_column or "text",
             shard_tokens=size,
             val_tokens=(size or MILLIONS) if self.val_tokens is None else self.val_tokens,
@@ -141,12 +175,28 @@ class Recipe:
         )
 
 
+def separated(tokenizer: str, eot: str, eot_token: str | None, bos_token: str | None) -> dict[str, Any]:
+    """Return the side and the ids of the separators, if the side is this where nothing forces another."""
+    if eot_token is None and bos_token is None:
+        return {"eot": eot}
+    known = SPECIALS[tokenizer][0]
+    if bos_token is not None and eot_token is not None:
+        return {"eot": "after", "eot_id": known[eot_token], "bos_id": known[bos_token]}
+    side = eot if bos_token is None else "before"
+    one = known[eot_token or bos_token or ""]
+    # The usual one is not written.
+    return {"eot": side, "eot_id": None if one == TOKENIZERS[tokenizer][0] else one, "bos_id": None}
+
+
 def exported(old: Rules, changes: Recipe) -> Rules:
     """Return the rules of an export: what is not said stays as it was, or is as a new format has it."""
     kind = changes.format or old.format
     usual = old
     if kind != old.format:
-        usual = replace(usual, format=kind, eot="before" if kind in BEFORE else "after")
+        # Two separators have their sides in every format.
+        usual = replace(
+            usual, format=kind, eot="before" if kind in BEFORE and old.bos_id is None else "after"
+        )
         usual = replace(usual, compress=usual.compress and kind in ZIPS)
     if (kind == "raw") != (old.format == "raw"):
         fresh = Recipe(format=kind).rules()
@@ -164,4 +214,8 @@ def exported(old: Rules, changes: Recipe) -> Rules:
     }
     if changes.compress is not None:
         given["compress"] = changes.compress == "zstd"
+    if changes.eot_token is not None or changes.bos_token is not None:
+        fresh_side = "before" if kind in BEFORE else "after"
+        side = given.pop("eot", fresh_side if kind != old.format or old.bos_id is not None else old.eot)
+        given |= separated(old.tokenizer, side, changes.eot_token, changes.bos_token)
     return replace(usual, **{"shard_tokens": size, "val_tokens": val_tokens, **given})

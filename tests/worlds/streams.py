@@ -100,9 +100,7 @@ def read(source: Source, rules: Rules) -> Stream:
             continue
         begin = len(stream.tokens)
         tokens = encode(text)
-        stream.tokens.extend(
-            [rules.separator, *tokens] if rules.eot == "before" else [*tokens, rules.separator]
-        )
+        stream.tokens.extend([*rules.before, *tokens, *rules.after])
         stream.documents.append(Document(at, begin, len(stream.tokens), text))
     return stream
 

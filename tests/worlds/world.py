@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from worlds import expressions, history, sources
 from worlds.history import Step
-from worlds.recipes import ZIPS, Recipe
+from worlds.recipes import SPECIALS, ZIPS, Recipe
 from worlds.sources import Schema, Source
 
 KINDS = ("folder", "folder", "folder", "file", "glob", "pinned", "pinned", "flat", "hub")
@@ -172,7 +172,22 @@ def _recipe(rng: random.Random, schema: Schema, files: tuple[Source, ...]) -> Re
         asked = replace(asked, limit_documents=rng.choice((1, 2, 5, rng.randint(1, 60))))
     if rng.random() < 0.15:
         asked = replace(asked, limit_tokens=rng.choice((1, 2, rng.randint(1, max(1, tokens)), 10**9)))
-    return asked
+    return _with_separators(rng, asked, asked.tokenizer or "gpt2")
+
+
+def _with_separators(rng: random.Random, asked: Recipe, tokenizer: str) -> Recipe:
+    """Perhaps ask for other separators: one, one before each document, or two."""
+    if tokenizer not in SPECIALS or rng.random() < (0.3 if tokenizer == "cl100k_base" else 0.9):
+        return asked
+    known = SPECIALS[tokenizer][0]
+    one, *others = rng.sample(sorted(known), len(known))
+    other = next((name for name in others if known[name] != known[one]), None)
+    way = rng.choice(("eot", "bos", "both", "both"))
+    if way == "both" and other is not None:
+        return replace(asked, eot=None, eot_token=one, bos_token=other)
+    if way == "eot":
+        return replace(asked, eot_token=one)
+    return replace(asked, eot=None if asked.eot == "after" else asked.eot, bos_token=one)
 
 
 def _options(rng: random.Random, recipe: Recipe) -> tuple[str, ...]:
@@ -192,7 +207,7 @@ def some_changes(rng: random.Random, recipe: Recipe) -> Recipe:
     name = rng.choice((None, None, "y")) if shaped else None
     if (kind or old.format) == "npy" and any(word in named for word in ("train", "val")):
         name = "y"
-    return Recipe(
+    asked = Recipe(
         format=kind,
         eot=rng.choice((None, None, "before", "after")),
         shard_tokens=rng.choice((None, 3, 10, 64, 500)) if shaped else None,
@@ -202,6 +217,10 @@ def some_changes(rng: random.Random, recipe: Recipe) -> Recipe:
         compress=rng.choice((None, "none", "zstd")) if (kind or old.format) in ZIPS else None,
         name=name,
     )
+    asked = _with_separators(rng, asked, old.tokenizer)
+    # Two separators have no side; who keeps them cannot ask for one.
+    both_stay = old.bos_id is not None and asked.eot_token is None and asked.bos_token is None
+    return replace(asked, eot=None) if both_stay else asked
 
 
 # --- what happens ------------------------------------------------------------------------------------------

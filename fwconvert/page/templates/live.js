@@ -22,7 +22,7 @@
 
   function spans(tokens, first, here) {
     return tokens.map(([id, text, separator], at) => {
-      const one = element("span", separator ? "end of text" : text || "·", separator ? "t eot" : "t");
+      const one = element("span", text || "·", separator ? "t eot" : "t");
       one.title = id + " at " + (first + at) + (separator ? ", the separator" : "");
       if (first + at === here) one.classList.add("here");
       return one;

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fwconvert.sources import parquet
+from fwconvert.sources import parquet, reading
 from fwconvert.tokens import tiktoken_kind, tokenizer
 
 ROW_GROUP = 1_000
@@ -120,7 +120,7 @@ class _Writer:
     def write(self, texts: pa.Array) -> None:
         rows = range(self._rows, self._rows + len(texts))
         self._rows += len(texts)
-        self.text_bytes += parquet.TextBatch(texts, np.empty(0, np.int64), 0, 0, 0).text_bytes
+        self.text_bytes += reading.TextBatch(texts, np.empty(0, np.int64), 0, 0, 0).text_bytes
         columns = {name: [value] * len(rows) for name, value in _CONSTANT.items()}
         columns["text"] = texts
         columns["id"] = [f"<urn:uuid:{row:032x}>" for row in rows]

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fwconvert.sources import pages
+from fwconvert.sources import pages, reading
 from fwconvert.sources import parquet as source
 from fwconvert.tokens import registry, tiktoken_kind
 
@@ -39,7 +39,9 @@ def texts(path: Path) -> Iterator[pa.Array]:
         pq.ParquetFile(file, page_checksum_verification=True) as parquet,
     ):
         size, first = source.batch_rows(parquet.metadata), 0
-        for column in pages.texts(file, parquet.metadata, "text", source.BATCH_BYTES, source.MOST_BATCH_ROWS):
+        for column in pages.texts(
+            file, parquet.metadata, "text", reading.BATCH_BYTES, reading.MOST_BATCH_ROWS
+        ):
             first += len(column)
             yield column
         if first == 0:  # Another layout: all of it is pyarrow's.

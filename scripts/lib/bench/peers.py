@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from bench.limits import Counts, counts, rank_table, texts
 from fwconvert.shards import shard
 from fwconvert.tokens import tiktoken_kind
-from fwconvert.tokens.tokenizer import EOT_TEXT, parse_ranks
+from fwconvert.tokens.tiktoken_kind import EOT_TEXT
+from fwconvert.tokens.tokenizer import parse_ranks
 
 Array = NDArray[Any]
 

@@ -59,7 +59,7 @@ def parquet(scratch: Path) -> Callable[[bytes], object]:
             lambda: source.read_row(path, str(path), 0, "text"),
             lambda: source.read_row(path, str(path), 3, "text"),
             lambda: source.identity(path, 1),
-            lambda: [source.row_count(path), *islice(source.batches(path, "text", chosen), _SOME)],
+            lambda: [source.extent(path), *islice(source.batches(path, "text", chosen), _SOME)],
         ):
             try:
                 reader()

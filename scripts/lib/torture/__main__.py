@@ -9,6 +9,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,14 +46,22 @@ class Row:
     must_fail: bool = False
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    # How many were made, and how many of these failed.
+    checks: int = 0
     failed: int = 0
     # How many were injected.
     faults: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether the result is as it should be."""
-        return bool(self.skipped) or (self.failed == len(self.tasks) if self.must_fail else not self.failed)
+        """Whether the result is as it should be. Of a control that was never made nothing is known."""
+        return bool(self.skipped) or (0 < self.failed == self.checks if self.must_fail else not self.failed)
+
+    @property
+    def size(self) -> str:
+        """How many checks were made, and of how many if it was stopped before its end."""
+        of_all = "" if self.checks == len(self.tasks) else f" of {len(self.tasks):,}"
+        return f"{self.checks:,}{of_all}"
 
 
 def main() -> int:
@@ -61,12 +70,16 @@ def main() -> int:
     rng = random.Random(args.seed)
     jobs = args.jobs or len(os.sched_getaffinity(0))
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         rows = [*_rows(_all_points(pool), rng, full=args.full)]
         rows = [row for row in rows if any(word in row.title for word in args.only.split(","))]
-        for row in rows:
-            _sample(row, rng, args.most)
-            _run_row(row, pool)
+        try:
+            for row in rows:
+                _sample(row, rng, args.most)
+                _run_row(row, pool)
+        except KeyboardInterrupt:  # What was done is worth knowing.
+            pool.shutdown(wait=False, cancel_futures=True)
     text = _table(rows, time.monotonic() - started)
     print(text)
     if args.output:
@@ -171,19 +184,20 @@ def _run_row(row: Row, pool: ProcessPoolExecutor) -> None:
     waiting: dict[Future[tuple[list[str], int]], Task] = {
         pool.submit(checks.counted, task.check, *task.given): task for task in row.tasks
     }
-    for number, future in enumerate(as_completed(waiting), 1):
+    for future in as_completed(waiting):
         task = waiting[future]
         problems, met = _result(future)
+        row.checks, row.seconds = row.checks + 1, time.monotonic() - started
         row.faults += met if task.faults is None else task.faults
         if problems:
             row.failed += 1
             row.problems += [f"{task.check.__name__}{task.given}: {problem}" for problem in problems]
             if not row.must_fail:
                 _log(f"  FAILED {row.problems[-1]}")
-        if number % 500 == 0:
-            _log(f"  {row.title}: {number:,} of {len(row.tasks):,}, {row.failed} failed")
-    row.seconds = time.monotonic() - started
-    _log(f"{row.title}: {len(row.tasks):,} checks, {row.failed} failed, {row.seconds:.0f} s")
+        if row.checks % 100 == 0:
+            made = f"{row.checks:,} of {len(row.tasks):,}, {row.faults:,} faults"
+            _log(f"  {row.title}: {made}, {row.failed} failed")
+    _log(f"{row.title}: {row.checks:,} checks, {row.failed} failed, {row.seconds:.0f} s")
 
 
 def _result(future: Future[tuple[list[str], int]]) -> tuple[list[str], int]:
@@ -199,9 +213,9 @@ def _table(rows: Sequence[Row], seconds: float) -> str:
         failed = f"{row.failed}, as it must" if row.must_fail and row.ok else str(row.failed)
         if row.skipped:
             failed = f"skipped: {row.skipped}"
-        lines.append(f"| {row.title} | {len(row.tasks):,} | {row.faults:,} | {failed} | {row.seconds:.0f} |")
+        lines.append(f"| {row.title} | {row.size} | {row.faults:,} | {failed} | {row.seconds:.0f} |")
     real_rows = [row for row in rows if not row.must_fail]
-    checked = sum(len(row.tasks) for row in real_rows if not row.skipped)
+    checked = sum(row.checks for row in real_rows)
     faults, wrong = sum(row.faults for row in real_rows), sum(row.failed for row in real_rows)
     lines.append(f"| **all but the control** | {checked:,} | {faults:,} | {wrong} | {seconds:.0f} |")
     shown = [problem for row in rows if not row.ok for problem in row.problems[:_SHOWN_PROBLEMS]]

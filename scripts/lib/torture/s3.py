@@ -6,6 +6,7 @@ in a folder, conditions are ignored, ranges are answered with 200).
 
 import http.client
 import os
+import re
 import shutil
 import signal
 import socket
@@ -90,6 +91,22 @@ def serving(kind: str, place: Path) -> Iterator[Server]:
         process.wait()
 
 
+def get(server: Server, path: str) -> bytes:
+    """Return what a server that checks no signatures has at a path."""
+    connection = http.client.HTTPConnection(
+        server.endpoint.removeprefix("http://"), timeout=_PATIENCE_SECONDS
+    )
+    try:
+        # It serves nobody without a name.
+        connection.request("GET", path, headers={"Authorization": f"AWS {KEY}:unsigned"})
+        answer = connection.getresponse()
+        content = answer.read()
+        assert answer.status == 200, content
+        return content
+    finally:
+        connection.close()
+
+
 def free_port() -> int:
     """Return a port on loopback that nobody listens at."""
     with socket.socket() as free:
@@ -112,6 +129,8 @@ def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
 # the client does not get to know. From a fault that lasts on, every request fails.
 KILLS = ("kill before", "kill after")
 PASSING = ("500", "503", "reset", "lost answer", "cut answer", "slow")
+# The upload that a request belongs to is aborted by somebody else; for servers that check no signatures.
+ABORTED = "aborted"
 LASTING = ("500 from here on", "reset from here on")
 
 
@@ -195,6 +214,10 @@ class Passing(BaseHTTPRequestHandler):
             self._drop()
         elif what == "reset":
             self._drop()
+        elif what == ABORTED:
+            upload = re.sub(r"partNumber=\d+&", "", self.path)
+            self._request("DELETE", upload, b"")
+            self._answer(*self.ask(body))
         else:
             status, headers, content = self.ask(body)
             if what == "kill after":
@@ -208,10 +231,13 @@ class Passing(BaseHTTPRequestHandler):
 
     def ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         """Return what the server answers."""
+        return self._request(self.command, self.path, body)
+
+    def _request(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=_PATIENCE_SECONDS)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-            connection.request(self.command, self.path, body, headers)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:

@@ -14,7 +14,7 @@ import fwconvert
 from fwconvert.run.engines.executor import ExecutorEngine
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Its own.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("dask")]  # Its own warnings.
 
 RECIPE: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 500, "val_tokens": 500}
 

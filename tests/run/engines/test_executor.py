@@ -5,13 +5,14 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import corpus
 import engines
+import forked
 import pytest
 import runner
 from runner import PRIVATE, Notices
@@ -36,6 +37,12 @@ def processes(count: int, gate: Path | None = None) -> ProcessPoolExecutor:
 def wait_for(gate: Path) -> None:
     while not gate.exists():
         time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _quick_starts() -> Iterator[None]:
+    with forked.workers():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,10 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from examples import RULES
@@ -14,6 +16,12 @@ from fwconvert.processes import ProcessLimits
 from fwconvert.run.engines.local import LocalEngine
 
 NO_LIMITS = ProcessLimits()
+
+
+@pytest.fixture(autouse=True)
+def _quick_starts() -> Iterator[None]:
+    with forked.workers():
+        yield
 
 
 def own_pid(_: None) -> int:

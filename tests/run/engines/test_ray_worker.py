@@ -10,7 +10,7 @@ import pytest
 
 import fwconvert
 from fwconvert.job.orders import RunContext
-from fwconvert.run.engines import ray
+from fwconvert.run.engines import ray_worker
 from fwconvert.store import layout
 from fwconvert.store.local import open_store
 from fwconvert.tokens import registry
@@ -27,7 +27,7 @@ def context(tmp_path: Path) -> RunContext:
 
 
 def asked(context: RunContext, seen: Path | None = None) -> str:
-    return ray.look_around(ray.identity(), ray._Session(context, encodes=True, seen=seen))
+    return ray_worker.look_around(ray_worker.identity(), ray_worker.Session(context, encodes=True, seen=seen))
 
 
 def test_a_machine_that_is_as_it_should_be_says_nothing(context: RunContext, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_machine_that_is_as_it_should_be_says_nothing(context: RunContext, tmp
 
 
 def test_a_machine_with_other_code_or_another_vocabulary_says_so(context: RunContext) -> None:
-    told = ray.look_around("fwconvert 9.9.9", None)
+    told = ray_worker.look_around("fwconvert 9.9.9", None)
     assert "it has another fwconvert than the driver" in told
     assert "driver  fwconvert 9.9.9" in told
 
@@ -63,7 +63,7 @@ def test_a_machine_looks_at_a_run_in_a_bucket_from_its_scratch_folder(tmp_path: 
         import sys
         from fwconvert import recipe
         from fwconvert.job.orders import RunContext
-        from fwconvert.run.engines import ray
+        from fwconvert.run.engines.ray_worker import Session, identity, look_around
         from fwconvert.store import layout
         from fwconvert.store.bucket import Bucket
         uri, scratch, has_run = sys.argv[1:]
@@ -71,7 +71,7 @@ def test_a_machine_looks_at_a_run_in_a_bucket_from_its_scratch_folder(tmp_path: 
             Bucket.at(uri).put(layout.session("session"), b"{}")
         rules = recipe(version="10B", tokenizer="bytes").rules
         context = RunContext(uri, "id", rules, "session", scratch=scratch)
-        print(ray.look_around(ray.identity(), ray._Session(context, encodes=True, seen=None)))
+        print(look_around(identity(), Session(context, encodes=True, seen=None)))
     """
     with buckets.place("rclone", tmp_path / "server") as place:
         # Nothing can be made in the folder that it would take by itself.
