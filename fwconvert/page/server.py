@@ -27,9 +27,10 @@ from fwconvert.errors import FwconvertError, UsageError, message, printable
 from fwconvert.inspection.trace import trace
 from fwconvert.page import facts as known
 from fwconvert.page import words
-from fwconvert.page.facts import Facts, SessionFacts
+from fwconvert.page.facts import Facts
 from fwconvert.page.reading import MOST_TOKENS, Piece, Place, Reader
 from fwconvert.page.render import render
+from fwconvert.page.timeline import SessionFacts, past_sessions, speed
 from fwconvert.store import layout
 from fwconvert.store.local import open_store
 
@@ -146,7 +147,7 @@ class Browsing:
             "notices": [],
             "speed": None,
         }
-        past = known.past_sessions(open_store(self.out), facts.manifest.sessions, self._ended)
+        past = past_sessions(open_store(self.out), facts.manifest.sessions, self._ended)
         timed = [one for one in past if one.timeline is not None]
         if not timed:
             return found
@@ -154,7 +155,7 @@ class Browsing:
         if working:
             found["latest"] = _latest(working)
             found["at_work"] = facts.at_work or ", ".join(one.id for one in working)
-            found["speed"] = known.speed(timed)
+            found["speed"] = speed(timed)
         notices = [
             notice for one in (working or timed[-1:]) if one.timeline for notice in one.timeline.notices
         ]
