@@ -46,8 +46,8 @@ MOST_HEADER_BYTES = 4096
 
 # The length of the samples of a format that has them, where nobody says another.
 SEQUENCE_LENGTH = 2048
-# Of a smaller one the offsets of the samples would take more than they do.
-LEAST_SEQUENCE_LENGTH = 8
+# A token, and the one that follows it.
+LEAST_SEQUENCE_LENGTH = 2
 # Of a sample in an MDS shard, an offset; before these, how many there are; behind them, what the tokens are.
 _MDS_OFFSET, _MDS_TEXT_BYTES = 4, 512
 

@@ -139,14 +139,14 @@ TRAINERS: Sequence[Trainer] = (
         remote="StreamingDataset('{out}', item_loader=TokensLoader(block_size=T + 1))",
     ),
     Trainer(
-        "LLM Foundry", "0.22.0, streaming 0.13.0", "mds",
+        "LLM Foundry", "streaming 0.13.0", "mds",
         "dataset: {{local: {out}, split: train, max_seq_len: {length}}}",
         flags="--format mds --sequence-length 2048",
         note="in a bucket `remote: s3://...` without `split`, for training",
         remote="dataset: {{remote: {out}, max_seq_len: {length}}}",
     ),
     Trainer(
-        "TRL, HF Trainer", "datasets 5.1.0", "parquet",
+        "TRL, HF Trainer", "datasets 5.2.0", "parquet",
         "load_dataset('parquet', data_files={{'train': '{train}', 'validation': '{val}'}})",
         flags="--format parquet",
         note="a row of `input_ids` for each document; axolotl wants `attention_mask` and `labels` too, which "

@@ -24,6 +24,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
     **{f"eot {word}": (*SIZE, "--eot", word) for word in ("before", "after")},
     **{f"compress {word}": (*SIZE, "--compress", word) for word in ("none", "zstd")},
     **{f"format {word}": (*SIZE, "--format", word) for word in ("llmc", "npy", "megatron", "datatrove")},
+    **{f"format {word}": (*SIZE, "--format", word) for word in ("nemo", "litdata", "parquet")},
+    "format mds": (*SIZE, "--format", "mds", "--sequence-length", "32"),
     "format raw": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "500"),
     "format raw zstd": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "0", "--compress", "zstd"),
     **{f"tokenizer {word}": ("--tokenizer", word, "--shard-tokens", "200")

@@ -16,6 +16,8 @@ from typing import Any
 import corpus
 import naive
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import runner
 
@@ -24,9 +26,15 @@ from fwconvert.inspection.verify import verify
 SHARD_TOKENS = 1000
 WIDTHS = {"gpt2": 2, "cl100k_base": 4, "bytes": 2}
 EOTS = {"gpt2": 50256, "cl100k_base": 100257, "bytes": 256}
-SUFFIXES = {"llmc": ".bin", "npy": ".npy", "raw": ".bin", "megatron": ".bin", "datatrove": ".ds"}
-SIDES = {"llmc": "before", "npy": "before", "raw": "after", "megatron": "after", "datatrove": "after"}
-OTHERS = ("npy", "raw", "megatron", "datatrove")
+OTHERS = ("npy", "raw", "megatron", "datatrove", "nemo", "litdata", "mds", "parquet")
+SUFFIXES = {
+    "llmc": ".bin", "npy": ".npy", "raw": ".bin", "megatron": ".bin", "datatrove": ".ds", "nemo": ".bin",
+    "litdata": ".bin", "mds": ".mds", "parquet": ".parquet",
+}  # fmt: skip
+SIDES = {kind: "before" if kind in ("llmc", "npy", "nemo") else "after" for kind in ("llmc", *OTHERS)}
+# Of an MDS sample, and what its header has room for: the samples of a shard that took in another.
+LENGTH = 64
+MDS_ROOM = 704
 
 Files = dict[str, bytes]
 
@@ -39,6 +47,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe_of(kind: str, tokenizer: str, **more: Any) -> dict[str, Any]:
     if kind == "raw":
         return {"format": kind, "tokenizer": tokenizer, "val_tokens": SHARD_TOKENS, **more}
+    if kind == "mds":
+        more["sequence_length"] = LENGTH
     return {"format": kind, "tokenizer": tokenizer, "shard_tokens": SHARD_TOKENS, **more}
 
 
@@ -58,7 +68,7 @@ def expected(naive_out: Path, kind: str, tokenizer: str) -> Files:
         width = "<QI" if kind == "raw" else "<II"
         files[f"index/{stem}.docs"] = b"".join(struct.pack(width, *entry) for entry in entries.tolist())
         files |= WRITERS[kind](stem, tokens, tokenizer)
-    return files
+    return files | LISTS[kind](files, WIDTHS[tokenizer]) if kind in LISTS else files
 
 
 def as_npy(stem: str, tokens: Any, _: str) -> Files:
@@ -97,9 +107,80 @@ def as_datatrove(stem: str, tokens: Any, tokenizer: str) -> Files:
     return {f"{stem}.ds": tokens.tobytes(), f"{stem}.ds.index": index, f"{stem}.ds.metadata": lines.encode()}
 
 
+def as_nemo(stem: str, tokens: Any, tokenizer: str) -> Files:
+    width, separator = WIDTHS[tokenizer], EOTS[tokenizer]
+    head = struct.pack("<256i", 278895051, 1, len(tokens), width, *[0] * 252)
+    found = [at for at, token in enumerate(tokens.tolist()) if token == separator]
+    index = struct.pack(f"<{len(found)}i", *found)
+    return {f"{stem}.bin": head + tokens.tobytes(), f"{stem}.bos.idx": index}
+
+
+def as_litdata(stem: str, tokens: Any, tokenizer: str) -> Files:
+    magic = {2: (20240520, 1), 4: (20240801, 7)}[WIDTHS[tokenizer]]
+    return {f"{stem}.bin": struct.pack("<256i", *magic, len(tokens), *[0] * 253) + tokens.tobytes()}
+
+
+def as_mds(stem: str, tokens: Any, tokenizer: str) -> Files:
+    width, samples = WIDTHS[tokenizer], len(tokens) // LENGTH
+    offsets = [MDS_ROOM + at * LENGTH * width for at in range(samples + 1)]
+    columns = json.dumps({**mds_columns(width), "tokens": len(tokens)}, sort_keys=True).encode()
+    head = struct.pack(f"<{samples + 2}I", samples, *offsets) + columns
+    return {f"{stem}.mds": head.ljust(MDS_ROOM) + tokens.tobytes()}
+
+
+def mds_columns(width: int) -> dict[str, Any]:
+    described = {"column_encodings": [f"ndarray:uint{8 * width}:{LENGTH}"], "column_names": ["tokens"]}
+    named = {"format": "mds", "version": 2, "hashes": [], "size_limit": None, "compression": None}
+    return {**described, **named, "column_sizes": [LENGTH * width]}
+
+
+def as_parquet(stem: str, tokens: Any, tokenizer: str) -> Files:
+    ends = document_ends(tokens, tokenizer)
+    rows = [tokens[begin:end].tolist() for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    element = pa.field("element", pa.int32(), nullable=False)
+    schema = pa.schema([pa.field("input_ids", pa.list_(element), nullable=False)])
+    file = io.BytesIO()
+    table = pa.table({"input_ids": rows}, schema)
+    pq.write_table(table, file, compression="none", write_statistics=False, row_group_size=1000)
+    return {f"{stem}.parquet": file.getvalue()}
+
+
+def list_litdata(files: Files, width: int) -> Files:
+    config = {
+        "chunk_bytes": None, "chunk_size": SHARD_TOKENS, "compression": None, "encryption": None,
+        "data_format": [{2: "no_header_tensor:20", 4: "no_header_tensor:15"}[width]],
+        "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+        "item_loader": "TokensLoader",
+    }  # fmt: skip
+    return lists(files, ".bin", lambda path, size: {
+        "chunk_bytes": size, "chunk_size": 254, "dim": (size - 1024) // width, "filename": path,
+    }, lambda chunks: {"chunks": chunks, "config": config})  # fmt: skip
+
+
+def list_mds(files: Files, width: int) -> Files:
+    return lists(files, ".mds", lambda path, size: {
+        **mds_columns(width), "samples": (size - MDS_ROOM) // width // LENGTH, "zip_data": None,
+        "raw_data": {"basename": path, "bytes": size, "hashes": {}},
+    }, lambda shards: {"shards": shards, "version": 2})  # fmt: skip
+
+
+def lists(files: Files, suffix: str, line: Callable[[str, int], Any], whole: Callable[[Any], Any]) -> Files:
+    found: Files = {}
+    for name, split in (("index.json", "train"), ("train/index.json", "train"), ("val/index.json", "val")):
+        path = "../" if "/" in name else ""
+        chosen = sorted(file for file in files if file.endswith(suffix) and f"_{split}_" in file)
+        listed = whole([line(path + file, len(files[file])) for file in chosen])
+        if chosen:
+            found[name] = json.dumps(listed, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return found
+
+
 WRITERS: dict[str, Callable[[str, Any, str], Files]] = {
-    "npy": as_npy, "raw": as_raw, "megatron": as_megatron, "datatrove": as_datatrove,
+    "npy": as_npy, "raw": as_raw, "megatron": as_megatron, "datatrove": as_datatrove, "nemo": as_nemo,
+    "litdata": as_litdata, "mds": as_mds, "parquet": as_parquet,
 }  # fmt: skip
+# Files about all token shards.
+LISTS: dict[str, Callable[[Files, int], Files]] = {"litdata": list_litdata, "mds": list_mds}
 
 
 def files_of(out: Path) -> Files:
@@ -129,7 +210,7 @@ def test_a_run_is_what_the_trainer_s_own_writer_would_make(
 
 
 @pytest.mark.parametrize("layout", ["independent", "contiguous"])
-@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove"])
+@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove", "mds", "parquet"])
 def test_either_layout_and_either_side_can_be_told(
     kind: str,
     layout: str,
@@ -145,7 +226,7 @@ def test_either_layout_and_either_side_can_be_told(
 
 
 @pytest.mark.parametrize("last", ["merge", "keep", "drop"])
-@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove"])
+@pytest.mark.parametrize("kind", ["npy", "megatron", "datatrove", "nemo", "litdata", "mds", "parquet"])
 def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str, tmp_path: Path) -> None:
     """Two tails of 200 tokens, which a shard of the second source takes in with --last merge."""
     for number in range(2):
@@ -156,7 +237,7 @@ def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str
         assert runner.convert(tmp_path / "sources", tmp_path / name, **recipe).complete
     naive_run(tmp_path / "sources", tmp_path / "naive", kind, "bytes", **more)
     wanted = expected(tmp_path / "naive", kind, "bytes")
-    stems = {file.split(".")[0] for file in wanted if "/" not in file}
+    stems = {file.split(".")[0] for file in wanted if "/" not in file and file != "index.json"}
 
     assert len(stems) == {"merge": 2, "keep": 3, "drop": 2}[last]
     assert files_of(tmp_path / "out") == wanted
@@ -172,8 +253,11 @@ def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str
 
 def stream(out: Path, kind: str) -> list[int]:
     """Return all tokens of a run in the order of the names, validation first."""
-    offset = {"llmc": 1024, "npy": 128}.get(kind, 0)
+    offset = {"llmc": 1024, "npy": 128, "nemo": 1024, "litdata": 1024, "mds": MDS_ROOM}.get(kind, 0)
     names = sorted(out.glob(f"*{SUFFIXES[kind]}"), key=lambda path: ("train" in path.name, path.name))
+    if kind == "parquet":
+        rows = [row for path in names for row in pq.read_table(path)["input_ids"].to_pylist()]
+        return [token for row in rows for token in row]
     return [token for path in names for token in np.fromfile(path, "<u2", offset=offset).tolist()]
 
 
@@ -214,7 +298,7 @@ def test_any_number_of_workers_makes_equal_folders(
     assert runner.tree(tmp_path / "out") == runner.tree(finished(kind))
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", ["npy", "raw", "megatron", "datatrove", "mds", "parquet"])
 def test_a_killed_run_ends_in_the_same_bytes(kind: str, tmp_path: Path) -> None:
     sources = corpus.equal_sources(tmp_path / "sources", files=6, rows=60)
     recipe = recipe_of(kind, "bytes")
@@ -234,14 +318,19 @@ def beside(kind: str) -> list[str]:
     """Return one file of each kind: the files of a shard of a source, and of a joined one."""
     if kind == "raw":
         return ["train.bin", "val.bin", "index/train.docs", "index/val.docs"]
-    ends = {"npy": [".npy"], "megatron": [".bin", ".idx"], "datatrove": [".ds", ".ds.index", ".ds.metadata"]}
+    ends = {
+        "megatron": [".bin", ".idx"], "datatrove": [".ds", ".ds.index", ".ds.metadata"],
+        "nemo": [".bin", ".bos.idx"],
+    }.get(kind, [SUFFIXES[kind]])  # fmt: skip
     stems = ["edu_fineweb_val_00000_000", "edu_fineweb_train_00008_000"]
-    return [f"{stem}{end}" for stem in stems for end in ends[kind]] + [f"index/{s}.docs" for s in stems]
+    lists = ["index.json", "train/index.json", "val/index.json"] if kind in LISTS else []
+    files = [f"{stem}{end}" for stem in stems for end in ends]
+    return [*files, *(f"index/{stem}.docs" for stem in stems), *lists]
 
 
 KINDS_OF_FILE = [(kind, file) for kind in OTHERS for file in beside(kind)]
 # Those of which there may be others.
-NUMBERED = [(kind, file) for kind, file in KINDS_OF_FILE if kind != "raw" and "/" not in file]
+NUMBERED = [(kind, file) for kind, file in KINDS_OF_FILE if file.startswith("edu_fineweb_")]
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +376,8 @@ def test_the_next_run_mends_what_is_harmed(
 ) -> None:
     """A file of a source's shard and one of a joined shard; those beside a shard where there are some."""
     out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
-    for file in {"npy": (0, 1), "raw": (0, 2), "megatron": (1, 3), "datatrove": (1, 5)}[kind]:
+    some = {"raw": (0, 2), "megatron": (1, 3), "datatrove": (1, 5), "nemo": (1, 3)}
+    for file in some.get(kind, (0, 1, -1) if kind in LISTS else (0, 1)):
         harm(out / beside(kind)[file])
     if harm is flip:
         runner.cut_off(out)
@@ -314,7 +404,7 @@ def test_a_file_beside_a_shard_that_is_not_in_the_manifest_is_told(
     ]
 
 
-@pytest.mark.parametrize("kind", ["megatron", "datatrove"])
+@pytest.mark.parametrize("kind", ["megatron", "datatrove", "nemo"])
 def test_a_sidecar_that_fits_its_hash_but_not_its_shard_is_told(
     kind: str,
     tmp_path: Path,

@@ -10,9 +10,9 @@ from typing import get_args
 
 import corpus
 import pytest
-import runner
 
 import fwconvert
+from fwconvert import trainers
 from fwconvert.cli import main
 from fwconvert.formats import FormatName
 
@@ -38,6 +38,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 if name == "raw"
                 else ["--shard-tokens", "5", "--val-tokens", "0", "--last", "keep"]
             )
+            sizes += ["--sequence-length", "2"] if name == "mds" else []
             words = ["--format", name, *sizes, "--workers", "1", "--quiet"]
             assert main(["--source", str(folder), "--out", str(out), *words]) == 0
         return out
@@ -70,7 +71,7 @@ def read_hexdump(text: str) -> bytes:
 
 
 def test_format_md_has_its_hexdumps() -> None:
-    assert len(hexdumps()) == 14
+    assert len(hexdumps()) == 17
 
 
 @pytest.mark.parametrize(("name", "dump"), hexdumps())
@@ -120,29 +121,11 @@ def test_every_flag_stands_in_the_reference_and_every_flag_there_exists(
     assert of_convert - of_others <= described
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the line is for a shell")
-def test_the_line_for_megatron_gives_weights_and_prefixes(tmp_path: Path) -> None:
-    """Weight and prefix in turn, the weights as large as the files; for validation the prefix alone."""
-    corpus.write(tmp_path / "source/a.parquet", [corpus.document(number) for number in range(30)])
-    words = ["--format", "megatron", "--tokenizer", "bytes", "--shard-tokens", "1500", "--last", "keep"]
-    ended = runner.run(tmp_path / "source", tmp_path / "edu_fineweb10B", *words)
-    runner.assert_tidy_end(ended, 0)
-    (line,) = re.findall(r"^\| Megatron-LM.*?`(--train-data-path .*?)`", REFERENCE, re.MULTILINE)
-
-    given = subprocess.run(
-        ["sh", "-c", f"printf '%s\\n' {line}"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-
-    shards = sorted((tmp_path / "edu_fineweb10B").glob("*_train_*.bin"))
-    assert len({shard.stat().st_size for shard in shards}) > 1
-    pairs = [(str(shard.stat().st_size), f"edu_fineweb10B/{shard.stem}") for shard in shards]
-    validation = ["--valid-data-path", "edu_fineweb10B/edu_fineweb_val_00000_000"]
-    assert given.stdout.split("\n")[:-1] == [
-        "--train-data-path",
-        *(word for pair in pairs for word in pair),
-        *validation,
-    ]
-    assert all((tmp_path / f"{prefix}.idx").is_file() for _, prefix in [*pairs, validation])
+def test_the_reference_has_the_table_of_trainers() -> None:
+    wanted = trainers.reference_rows()
+    table = REFERENCE.partition("## Trainers")[2].partition("\n## ")[0]
+    assert [line for line in table.splitlines() if line.startswith("|")][2:] == wanted
+    assert {one.format for one in trainers.TRAINERS} == {*get_args(FormatName)}
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:

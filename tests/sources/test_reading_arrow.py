@@ -23,7 +23,8 @@ KINDS = [kind for kind in text_files.KINDS if "arrow" in kind or kind == "feathe
 
 
 def read(path: Path, column: str = "text", where: str | None = None) -> list[tuple[int, str]]:
-    found, rows = [], 0
+    found: list[tuple[int, str]] = []
+    rows = 0
     for batch in arrow.batches(path, column, chosen(where)):
         assert batch.first_row == rows
         assert batch.seen <= reading.MOST_BATCH_ROWS

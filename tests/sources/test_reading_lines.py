@@ -27,7 +27,8 @@ def write(folder: Path, content: bytes, name: str = "a.jsonl") -> Path:
 
 def read(path: Path, column: str = "text", where: str | None = None) -> list[tuple[int, str]]:
     """Return the documents of a file with their rows; checks what every batch promises."""
-    found, rows = [], 0
+    found: list[tuple[int, str]] = []
+    rows = 0
     for batch in lines.batches(path, column, chosen(where)):
         batch.texts.validate(full=True)
         assert batch.first_row == rows
