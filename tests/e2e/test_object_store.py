@@ -299,26 +299,41 @@ def test_a_notice_that_somebody_removes_is_given_again(place: Place) -> None:
     assert said == ["session ours", "session ours", *(["changed"] if place.server.kind == "moto" else [])]
 
 
+# A session that takes another for dead after so many seconds.
+IMPATIENT = """
+    import sys
+    from fwconvert import cli
+    from fwconvert.store import lease
+    lease._SILENT_SECONDS = float(sys.argv[1])
+    sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
 def test_two_drivers_at_once_do_no_harm(place: Place, sources: Path, whole: Path) -> None:
     """The second does not see the first: as if that had been taken for dead, and went on."""
-    for number in range(2):
+    for number, (first_at, second_at) in enumerate(((".docs", ".docs"), ("/receipts/", ".docs"))):
         prefix = f"two/{number}"
-        first = place.start("--source", sources, "--out", place.uri(prefix), *SHAPE)
-        code = """
-            import sys
-            from fwconvert import cli
-            from fwconvert.store import lease
-            lease._SILENT_SECONDS = 0.0
-            sys.exit(cli.main(sys.argv[1:]))
-        """
         words = ("--source", sources, "--out", place.uri(prefix), *SHAPE)
-        child.run(code, *words, **place.environment())
+        plans = [_held_at_a_put(first_at), _held_at_a_put(second_at)]
+        first = place.start(*words, plan=plans[0])
+        runner.wait_until(lambda: plans[0].happened, first)  # noqa: B023  # before the next round
+        place.proxy.plan = plans[1]
+        second = child.start(IMPATIENT, 0, *words, **place.environment())
+        runner.wait_until(lambda: plans[1].happened, second)  # noqa: B023  # the same
+        assert [plan.happened for plan in plans] == [1, 1]
+        for plan in plans:
+            plan.let_go.set()
+        said_by_second, _ = second.communicate(timeout=runner.PATIENCE)
         code_of_first, said = buckets.finished(first)
 
-        assert code_of_first in (0, 2), said  # Refused, if it was the later one after all.
+        assert (code_of_first, second.returncode) == (0, 0), said + said_by_second
         assert "no problems" in place.good("verify", place.uri(prefix))
         assert place.tree(prefix) == runner.tree(whole)
     assert_nothing_left(place)
+
+
+def _held_at_a_put(part_of_name: str) -> s3.Plan:
+    return s3.Plan(s3.HELD, 1, lambda method, path: method == "PUT" and part_of_name in path)
 
 
 def test_a_session_that_was_frozen_for_long_loses_the_run_and_does_no_harm(
@@ -326,20 +341,21 @@ def test_a_session_that_was_frozen_for_long_loses_the_run_and_does_no_harm(
 ) -> None:
     uri = place.uri("held")
     words = ("--source", sources, "--out", uri, *SHAPE)
-    first = place.start(*words, plan=s3.Plan("slow", 1, lambda _method, path: path.endswith("000.docs")))
-    plan = place.proxy.plan
+    plan = s3.Plan(s3.HELD, 1, lambda _method, path: path.endswith("000.docs"))
+    first = place.start(*words, plan=plan)
     runner.wait_until(lambda: plan.happened, first)
     for member in runner.members(first.pid):
         member.suspend()
+    plan.let_go.set()
     try:
         # Its notice does not change any more, though its process is there: after a while it counts as dead.
-        assert "done" in place.good(*words)
+        assert "done" in child.run(IMPATIENT, 2, *words, **place.environment())
     finally:
         for member in runner.members(first.pid):
             member.resume()
     code, said = buckets.finished(first)
 
-    assert code in (0, 1), said
+    assert (code in (0, 1), plan.happened) == (True, 1), said
     assert "no problems" in place.good("verify", uri)
     assert place.tree("held") == runner.tree(whole)
 

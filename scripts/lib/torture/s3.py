@@ -131,6 +131,8 @@ KILLS = ("kill before", "kill after")
 PASSING = ("500", "503", "reset", "lost answer", "cut answer", "slow")
 # The upload that a request belongs to is aborted by somebody else; for servers that check no signatures.
 ABORTED = "aborted"
+# It waits until the plan lets it go.
+HELD = "held"
 LASTING = ("500 from here on", "reset from here on")
 
 
@@ -147,6 +149,7 @@ class Plan:
     seen: int = 0
     happened: int = 0
     requests: list[str] = field(default_factory=list)
+    let_go: threading.Event = field(default_factory=threading.Event)
     counting: Any = field(default_factory=threading.Lock)
 
     def what(self, method: str, path: str) -> str:
@@ -208,6 +211,8 @@ class Passing(BaseHTTPRequestHandler):
         what = plan.what(self.command, self.path)
         if what == "slow":
             time.sleep(0.3)
+        if what == HELD:
+            plan.let_go.wait(_PATIENCE_SECONDS)
         if what in ("500", "503"):
             self._answer(int(what), [], b"<Error><Code>InternalError</Code></Error>")
         elif what == "kill before":
