@@ -129,6 +129,8 @@ def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
 # the client does not get to know. From a fault that lasts on, every request fails.
 KILLS = ("kill before", "kill after")
 PASSING = ("500", "503", "reset", "lost answer", "cut answer", "slow")
+# Of these, the server has done what was asked, and the client asks again.
+UNHEARD = ("lost answer", "cut answer")
 # The upload that a request belongs to is aborted by somebody else; for servers that check no signatures.
 ABORTED = "aborted"
 # It waits until the plan lets it go.
@@ -242,7 +244,9 @@ class Passing(BaseHTTPRequestHandler):
     def _request(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=_PATIENCE_SECONDS)
         try:
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+            # The size is that of this body, which need not be the client's: a server would wait for the rest.
+            own = ("connection", "content-length")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in own}
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
