@@ -179,6 +179,13 @@ _ALIASES = {
 }  # fmt: skip
 
 
+def add_copies(add: Callable[..., object]) -> None:
+    """Add where commands that fetch no sources have copies of what is in an object store."""
+    add("--scratch", metavar="DIR", type=values.path,
+        help="a folder of this machine for files on their way to or from an object store "
+        "(default: in the user's cache)")  # fmt: skip
+
+
 def add_fetching(add: Callable[..., object]) -> None:
     """Add how sources are fetched."""
     add("--keep-source", metavar="DIR", type=values.path,

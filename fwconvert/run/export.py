@@ -297,9 +297,10 @@ class FinishedRun(Input):
         store.push(layout.VOCABULARIES)
         return sessions.new(options.worker_count, 1, encoder)
 
-    def seen_by_workers(self) -> Path | None:
-        """Return the run manifest: where it is, the token shards are."""
-        return self._run.store.local(layout.MANIFEST)
+    def seen_by_workers(self) -> Path | str:
+        """Return the run manifest, or the address of the run: where that is, the token shards are."""
+        store = self._run.store
+        return store.uri if store.is_remote else store.local(layout.MANIFEST)
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
         """Yield all orders, each with where its tokens are; a source beyond a limit has none."""

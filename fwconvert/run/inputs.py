@@ -123,8 +123,8 @@ class Input(Protocol):
             jobs = self.estimate(recipe, options).files
         return sessions.new(options.worker_count, options.thread_count(jobs), encoder)
 
-    def seen_by_workers(self) -> Path | None:
-        """Return a file that every worker must see, if all read from a folder that is there already."""
+    def seen_by_workers(self) -> Path | str | None:
+        """Return a file, or the address of a run, that every worker must see: what all read from."""
         return None
 
     def held(self, session: str) -> AbstractContextManager[object]:  # noqa: ARG002

@@ -87,12 +87,14 @@ def test_every_command_on_a_run_in_a_bucket_and_each_twice(
             traced
             == runner.command_line("trace", whole, f"{shard}:123", "--json", capture_output=True).stdout
         )
-    export = ("--format", "npy", "--shard-tokens", "2000", "--workers", "1")
+    scratch = tmp_path / "scratch"
+    export = ("--format", "npy", "--shard-tokens", "2000", "--workers", "1", "--scratch", scratch)
     here = tmp_path / "npy"
     for word in ("done", "already complete"):
         assert word in place.good("export", uri, *export, "-o", place.uri("every/npy"))
         assert word in place.good("export", uri, *export, "-o", here)
     assert place.tree("every/npy") == runner.tree(here)
+    assert [*scratch.iterdir()] == []  # It was used.
     for word in ("copied", "nothing was sent"):
         assert word in place.good("copy", whole, place.uri("every/copy"))
         assert word in place.good("copy", uri, tmp_path / "back")
@@ -156,7 +158,9 @@ def put(place: Place, prefix: str, files: dict[str, bytes]) -> None:
     child.run(code, place.uri(prefix), folder, **place.environment())
 
 
-def test_ranks_convert_into_a_bucket_and_merge_finishes(place: Place, sources: Path, whole: Path) -> None:
+def test_ranks_convert_into_a_bucket_and_merge_finishes(
+    place: Place, sources: Path, whole: Path, tmp_path: Path
+) -> None:
     uri = place.uri("by/ranks")
     for _ in range(2):
         place.good("plan", "--source", sources, "--out", uri, *SHAPE, "--save")
@@ -165,7 +169,7 @@ def test_ranks_convert_into_a_bucket_and_merge_finishes(place: Place, sources: P
         for rank in range(2):
             place.good("--out", uri, "--rank", rank, "--world", 2)
     for _ in range(2):
-        place.good("merge", uri)
+        place.good("merge", uri, "--scratch", tmp_path / "scratch")
 
     assert place.tree("by/ranks") == runner.tree(whole)
     assert_nothing_left(place)

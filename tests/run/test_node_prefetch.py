@@ -36,7 +36,7 @@ class FakeNodes:
         self.started: dict[str, frozenset[str]] = {}
         self.cleared: list[bool] = []
 
-    def check(self, context: RunContext, *, encodes: bool, seen: Path | None) -> None:
+    def check(self, context: RunContext, *, encodes: bool, seen: Path | str | None) -> None:
         """Find nothing wrong."""
 
     def states(self) -> Mapping[str, NodeState]:
