@@ -113,7 +113,7 @@ class _FlagsOfOthers(Mapping[str, list[str]]):
 
 def _given_words(parser: Parser, words: list[str]) -> dict[str, object]:
     """Return the values of the flags that are on the command line, without defaults."""
-    absent = object()
+    absent: list[object] = []  # A flag that may be repeated adds to a copy of it.
     names = [name for name in vars(parser.read([])) if name != "engine"]
     parsed = parser.read(words, argparse.Namespace(**dict.fromkeys(names, absent)))
     return {name: value for name, value in vars(parsed).items() if value is not absent}

@@ -140,7 +140,8 @@ def test_what_is_not_there_is_told_as_an_error(port: int, query: str) -> None:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    return "".join(token[1] for token in found["tokens"])
+    """Return the text that is shown, without the names of separators."""
+    return "".join(token[1] for token in found["tokens"] if len(token) == 2)
 
 
 def test_every_document_is_read_by_its_number_and_leads_to_the_next(port: int, out: Path) -> None:
