@@ -512,44 +512,6 @@ def test_megatron_reads_the_documents_of_the_sources(for_megatron: tuple[Path, s
     assert all(eot not in document[:-1] for part in parts for document in part)
 
 
-@pytest.mark.filterwarnings("ignore")  # of others
-def test_megatron_core_reads_the_same(for_megatron: tuple[Path, str]) -> None:
-    pytest.importorskip("torch", reason="torch is not installed, which megatron-core needs")
-    reader: Any = pytest.importorskip(
-        "megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed"
-    )
-    out, _ = for_megatron
-    for path in out.glob("*.idx"):
-        read = reader.IndexedDataset(str(path.with_suffix("")))
-        assert [read[at].tolist() for at in range(len(read))] == read_megatron(path.with_suffix(""))
-        assert read.document_indices.tolist() == [*range(len(read) + 1)]
-
-
-@pytest.mark.filterwarnings("ignore")  # of others
-@pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
-def test_datatrove_s_own_reader_reads_the_tokens(tokenizer: str, sources: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed, which datatrove's reader needs")
-    reader: Any = pytest.importorskip("datatrove.utils.dataset", reason="datatrove is not installed")
-    recipe = recipe_of("datatrove", tokenizer, layout="contiguous", val_tokens=0)
-    assert runner.convert(sources, tmp_path, **recipe).complete
-    # It goes on by a token more than it is asked for, which divides a shard here.
-    read = reader.DatatroveFolderDataset(
-        str(tmp_path), 49, filename_pattern="*.ds", recursive=False, token_size=WIDTHS[tokenizer],
-        return_positions=True,
-    )  # fmt: skip
-    paths = sorted(sources.glob("*.parquet"))
-    streams = [naive.read(path, naive.encoder(tokenizer), EOTS[tokenizer], "after") for path in paths]
-    tokens = naive.concatenate(streams).tokens
-    parts = [tokens[at : at + 50] for at in range(0, len(tokens) // 50 * 50, 50)]
-
-    assert [read[at]["input_ids"].tolist() for at in range(len(read))] == parts
-    for at, part in enumerate(parts):
-        wanted: list[int] = []
-        for before in [EOTS[tokenizer], *part[:-1]]:
-            wanted.append(0 if before == EOTS[tokenizer] else wanted[-1] + 1)
-        assert read[at]["positions"].tolist() == wanted
-
-
 def test_nanotron_finds_the_tokenizer_and_the_size_of_a_token(finished: Callable[[str], Path]) -> None:
     # nanotron, config.py: NanosetDatasetsArgs reads the first line of each *.metadata in the folder.
     found = [path.read_text().splitlines()[0].split("|") for path in finished("datatrove").glob("*.metadata")]
