@@ -4,6 +4,7 @@ import gzip
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import bounded
 import corpus
@@ -90,7 +91,7 @@ def test_a_killed_run_of_lines_ends_in_the_same_bytes(tmp_path: Path) -> None:
         kind = ("jsonl", "jsonl.gz", "jsonl.zst")[number % 3]
         rows = text_files.rows(corpus.documents(100 * number, 60))
         text_files.write(tmp_path / "sources", kind, rows, stem=str(number))
-    how = {"tokenizer": "bytes", "shard_tokens": 1000}
+    how: dict[str, Any] = {"tokenizer": "bytes", "shard_tokens": 1000}
     assert runner.convert(tmp_path / "sources", tmp_path / "whole", **how).complete
     out = tmp_path / "killed"
     for steps in (2, 6):  # The last is when the join begins.

@@ -153,4 +153,6 @@ def stand_in() -> None:
     sys.meta_path.append(_Finder())
     known = importlib.metadata.version
     # `datasets` asks for it at once, and needs it for tables of pandas alone.
-    importlib.metadata.version = lambda name: "2.0" if name == "pandas" else known(name)
+    importlib.metadata.version = lambda distribution_name: (
+        "2.0" if distribution_name == "pandas" else known(distribution_name)
+    )
