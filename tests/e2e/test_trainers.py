@@ -553,6 +553,26 @@ def test_status_and_plan_tell_the_format(
     assert json.loads(capsys.readouterr().out)["format"] == "raw"
 
 
+def test_a_run_ends_with_what_is_typed_and_begins_with_what_nobody_reads(
+    sources: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "my run"
+    for said in ("Trainers that read it as it is:", "already"):
+        ended = runner.run(sources, out, **recipe_of("litdata", "bytes"))
+        runner.assert_tidy_end(ended, 0)
+        assert said in ended.stdout
+        if said != "already":
+            assert f"  LitGPT   --data LitData --data.data_path '{out}' " in ended.stdout
+            assert f"  litdata  StreamingDataset('{out}/train', " in ended.stdout
+
+    ended = runner.run(sources, tmp_path / "wide", **recipe_of("npy", "cl100k_base"))
+    runner.assert_tidy_end(ended, 0)
+    told = ended.stderr.partition(" convert ")[0]
+    assert "no trainer that is known reads what this makes" in told
+    assert "build-nanogpt  it reads uint16 alone" in told
+    assert "Trainers that read" not in ended.stdout
+
+
 def test_a_folder_of_one_format_is_not_taken_for_another(
     finished: Callable[[str], Path], sources: Path, tmp_path: Path
 ) -> None:
