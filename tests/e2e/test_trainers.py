@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 import runner
 
+from fwconvert.errors import UsageError
 from fwconvert.inspection.verify import verify
+from fwconvert.loader import Loader
 
 SHARD_TOKENS = 1000
 WIDTHS = {"gpt2": 2, "cl100k_base": 4, "bytes": 2}
@@ -533,6 +535,23 @@ def test_show_reads_every_format(finished: Callable[[str], Path], capsys: pytest
         shown = capsys.readouterr().out
         assert "--- document 2: row " in shown
         assert "document " in shown.split("tokens")[2]
+
+
+def test_the_loader_serves_the_same_windows_of_every_format(finished: Callable[[str], Path]) -> None:
+    """Those of llm.c's shards, or of Megatron-LM's, by the side of the separator."""
+
+    def served(kind: str, **how: Any) -> list[Any]:
+        loader = Loader(finished(kind), seq_len=16, batch=1, **how)
+        return [window.tolist() for batch in loader for window in batch]
+
+    for kind in ("npy", "nemo", "datatrove", "litdata", "mds", "parquet"):
+        like = "llmc" if SIDES[kind] == "before" else "megatron"
+        assert served(kind, order="sequential") == served(like, order="sequential")
+        assert served(kind, split="val", order="documents") == served(like, split="val", order="documents")
+        if kind != "parquet":
+            assert served(kind, order="shuffled") == served(like, order="shuffled")
+    with pytest.raises(UsageError, match="this many parquet token shards can only be served in sequence"):
+        served("parquet", order="shuffled")
 
 
 def test_status_and_plan_tell_the_format(
