@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import buckets
 import child
@@ -25,7 +26,16 @@ if sys.platform != "linux":
 SHAPE = ("--tokenizer", "bytes", "--shard-tokens", "3000", "--val-tokens", "1000", "--workers", "1")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# What uses one server runs in one process.
+IN_ONE_PROCESS = {kind: pytest.mark.xdist_group(f"bucket-{kind}") for kind in KINDS}
+
+
+def at(kind: str, *more: object) -> Any:
+    """Return the parameters of a test at a server of this kind."""
+    return pytest.param(kind, *more, marks=IN_ONE_PROCESS[kind])
+
+
+@pytest.fixture(scope="module", params=[*map(at, KINDS)])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with buckets.place(request.param, tmp_path_factory.mktemp(request.param)) as made:
         yield made
@@ -217,7 +227,7 @@ def test_a_writer_killed_in_the_middle_of_an_upload_leaves_nothing_visible(
 PASSING = [*product(["rclone"], s3.PASSING), *product(["moto"], s3.UNHEARD)]
 
 
-@pytest.mark.parametrize(("place", "kind"), PASSING, indirect=["place"])
+@pytest.mark.parametrize(("place", "kind"), [at(*one) for one in PASSING], indirect=["place"])
 def test_a_fault_that_passes_is_not_even_noticed(
     place: Place, large: tuple[Path, dict[str, str]], kind: str
 ) -> None:
@@ -233,7 +243,9 @@ def test_a_fault_that_passes_is_not_even_noticed(
     assert place.tree(prefix) == expected
 
 
-@pytest.mark.parametrize(("place", "kind"), [*zip(KINDS, s3.LASTING, strict=True)], indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "kind"), [at(*one) for one in zip(KINDS, s3.LASTING, strict=True)], indirect=["place"]
+)
 def test_a_store_that_is_gone_stops_the_run_and_the_same_command_goes_on(
     place: Place, sources: Path, whole: Path, kind: str
 ) -> None:
@@ -271,7 +283,7 @@ def test_uploads_that_killed_processes_have_left_are_aborted(
 
 
 # The proxy cannot sign the request by which it aborts an upload, and moto does not ask for that.
-@pytest.mark.parametrize("place", ["moto"], indirect=True)
+@pytest.mark.parametrize("place", [at("moto")], indirect=True)
 def test_an_upload_that_somebody_aborts_begins_anew(place: Place, large: tuple[Path, dict[str, str]]) -> None:
     sources, expected = large
     plan = s3.Plan(s3.ABORTED, 2, lambda _method, path: "uploadId" in path)
