@@ -22,8 +22,29 @@ NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}
 
 
-def rules_of(name: FormatName) -> Rules:
-    return rules_with(**STREAM) if name == "raw" else rules_with(format=name)
+# What the rules of a format need; for MDS few and long samples, or its header would be large.
+LENGTH = 2**20
+MORE: dict[str, dict[str, Any]] = {
+    "mds": {"sequence_length": LENGTH, "shard_tokens": LENGTH},
+    "parquet": {"writer": "pyarrow 26.0.1"},
+}
+
+
+def rules_of(name: FormatName, **changes: Any) -> Rules:
+    return (
+        rules_with(**STREAM)
+        if name == "raw"
+        else rules_with(format=name, **{**MORE.get(name, {}), **changes})
+    )
+
+
+def most_of(name: FormatName, width: int) -> int:
+    """Return the most tokens of a token shard."""
+    if name != "mds":
+        return formats.find(name).most(width)
+    # Its header has a number for each sample and two more, what they are, and ends at a multiple of 64.
+    samples = 2**32 // width // LENGTH - 1
+    return (2**32 - 1 - -(-(4 * (2 + samples) + 512) // 64) * 64) // width
 
 
 def saved(array: Any) -> bytes:
@@ -49,17 +70,26 @@ def test_an_npy_header_of_a_large_array_is_numpy_s(tokens: int) -> None:
     assert formats.NPY.header_of(2, tokens) == wanted.getvalue()
 
 
-@given(width=st.sampled_from([2, 4]), tokens=st.integers(0, 2**31 - 1), kind=st.sampled_from(NAMES))
+@given(
+    width=st.sampled_from([2, 4]),
+    tokens=st.integers(0, 2**31 - 1),
+    # A table has no header by which it could be told how long it is.
+    kind=st.sampled_from([name for name in NAMES if not formats.find(name).is_table]),
+)
 @unhurried
 def test_a_header_tells_its_tokens_and_nothing_else_does(width: int, tokens: int, kind: FormatName) -> None:
-    found = formats.find(kind)
+    if kind == "mds":  # Its offsets have 4 bytes.
+        tokens //= 3
+    found = formats.windowed(kind, LENGTH, tokens) if kind == "mds" else formats.find(kind)
     head = found.header_of(width, tokens)
 
     size = len(head) + width * tokens
     assert len(head) == found.header_bytes
     assert found.own_contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
     assert found.contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
-    assert formats.recognised(head) is (found if head else None)
+    # litdata reads llm.c's own, and what is a sample of MDS its index.json says.
+    known = {"litdata": formats.LLMC, "mds": None}.get(kind, found if head else None)
+    assert formats.recognised(head) is known
     if head:
         with pytest.raises(ShardError, match=r"(?s)not a token shard of uint.*a\.bin"):
             found.own_contents("a.bin", head, size, 6 - width)
@@ -84,6 +114,18 @@ def test_an_npy_header_of_another_spelling_is_read_but_is_not_that_of_a_run() ->
         formats.NPY.own_contents("a.npy", spelt, 138, 2)
 
 
+@pytest.mark.parametrize("tokens", [2**29, 2**30, 2**31, 2**62])
+def test_a_header_of_mds_that_claims_what_it_has_no_room_for_is_refused(tokens: int) -> None:
+    """A file may be as large as it claims without having been written: sparse."""
+    found = formats.windowed("mds", LENGTH, 9 * LENGTH)
+    head = found.header_of(4, 9 * LENGTH).rstrip()
+    claim = head.replace(b'"tokens": 9437184', b'"tokens": %d' % tokens).ljust(found.header_bytes)
+
+    assert claim != head.ljust(found.header_bytes)
+    with pytest.raises(ShardError, match="not a token shard in MDS's format"):
+        found.own_contents("a.mds", claim, len(claim) + 4 * tokens, 4)
+
+
 def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
     # llm.c: a file below 2 GiB. Megatron: int32 lengths. The others: uint32 starts, or none at all.
     assert formats.LLMC.most(2) == (2**31 - 1 - 1024) // 2
@@ -98,19 +140,19 @@ def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
 def test_a_shard_may_be_as_large_as_its_format_allows_and_no_larger(
     name: FormatName, token_type: str
 ) -> None:
-    most = formats.find(name).most(2 if token_type == "uint16" else 4)
+    most = most_of(name, 2 if token_type == "uint16" else 4)
     for flag in ("shard_tokens", "val_tokens"):
-        check_rules(rules_with(format=name, token_type=token_type, **{flag: most}))
+        check_rules(rules_of(name, token_type=token_type, **{flag: most}))
         with pytest.raises(UsageError, match=rf"(?s)--{flag.replace('_', '-')}.*{most:,}"):
-            check_rules(rules_with(format=name, token_type=token_type, **{flag: most + 1}))
+            check_rules(rules_of(name, token_type=token_type, **{flag: most + 1}))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "raw"])
 def test_a_shard_that_may_take_in_another_may_be_half_as_large(name: FormatName) -> None:
-    most = formats.find(name).most(2) // 2
-    check_rules(rules_with(format=name, last="merge", shard_tokens=most))
+    most = most_of(name, 2) // 2
+    check_rules(rules_of(name, last="merge", shard_tokens=most))
     with pytest.raises(UsageError, match=f"{most:,}"):
-        check_rules(rules_with(format=name, last="merge", shard_tokens=most + 1))
+        check_rules(rules_of(name, last="merge", shard_tokens=most + 1))
 
 
 def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
@@ -129,6 +171,11 @@ def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
          ["edu_fineweb_train_00003_001.idx"]),
         ("datatrove", "edu_fineweb_train_00003_001.ds", "edu_fineweb_train_00003_001.docs",
          ["edu_fineweb_train_00003_001.ds.index", "edu_fineweb_train_00003_001.ds.metadata"]),
+        ("nemo", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs",
+         ["edu_fineweb_train_00003_001.bos.idx"]),
+        ("litdata", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs", []),
+        ("mds", "edu_fineweb_train_00003_001.mds", "edu_fineweb_train_00003_001.docs", []),
+        ("parquet", "edu_fineweb_train_00003_001.parquet", "edu_fineweb_train_00003_001.docs", []),
     ],
 )  # fmt: skip
 def test_files_are_named_as_their_trainer_wants_them(
