@@ -346,7 +346,7 @@ def _parse_mds(room: int, sequence_length: int, file: object, head: bytes) -> Co
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
         tokens, token_bytes = -1, 0
     # Its offsets have 4 bytes, and there is room for each.
-    is_possible = type(tokens) is int and 0 <= tokens and tokens * token_bytes < 2**32 - room
+    is_possible = type(tokens) is int and tokens >= 0 and tokens * token_bytes < 2**32 - room
     if len(head) < room or not is_possible or _MDS_OFFSET * (2 + tokens // sequence_length) > room:
         wrong = "this is not a token shard in MDS's format"
         raise ShardError(message(wrong, file=file, first_bytes=head[:12].hex(" ")))
