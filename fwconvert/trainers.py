@@ -194,8 +194,8 @@ def _filled(line: str, rules: Rules, place: str) -> str:
     )
 
 
-def exports(rules: Rules, place: str) -> list[tuple[str, str]]:
-    """Return the trainers of each other format, and the line that makes it from this run."""
+def exports(rules: Rules, place: str, program: str) -> list[tuple[str, str]]:
+    """Return the trainers of each other format, and the command that makes it from this run."""
     names: dict[str, list[str]] = {}
     for one in TRAINERS:
         known = names.setdefault(one.format, [])
@@ -203,7 +203,7 @@ def exports(rules: Rules, place: str) -> list[tuple[str, str]]:
             known.append(one.name)
     there = shlex.quote(place)
     return [
-        (", ".join(trainers), f"fwconvert export {there} --format {kind} -o NEW")
+        (", ".join(trainers), f"{program} export {there} --format {kind} -o NEW")
         for kind, trainers in names.items()
         if kind != rules.format
     ]

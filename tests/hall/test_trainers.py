@@ -120,6 +120,6 @@ def test_what_is_typed_in_a_shell_holds_a_folder_with_a_blank() -> None:
 
 
 def test_a_run_names_the_way_to_every_other_format() -> None:
-    found = trainers.exports(rules("llmc", "before"), "my run")
+    found = trainers.exports(rules("llmc", "before"), "my run", "fwconvert")
     assert len(found) == len({one.format for one in trainers.TRAINERS}) - 1
     assert ("NeMo Automodel", "fwconvert export 'my run' --format nemo -o NEW") in found
