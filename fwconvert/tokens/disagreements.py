@@ -1,12 +1,18 @@
-"""Code points on which the fast encoder is not to be believed, and the documents that contain one.
+"""Where the fast encoder is not to be believed: code points, the documents that contain one, and whole tokenizers.
 
-gigatoken and tiktoken know different versions of Unicode. A character that is
-a letter, a digit or a mark to one and not yet assigned to the other is cut
-into words differently, so its tokens may differ. Documents with such a
-character belong to the reference encoder. They are so rare that only the
-search for them costs anything; it looks at the bytes of UTF-8, which sort as
-the code points do, and decodes none of them.
+gigatoken and the references (tiktoken, Hugging Face tokenizers) know different
+versions of Unicode. A character that is a letter, a digit or a mark to one and
+not yet assigned to the other is cut into words differently, so its tokens may
+differ. Documents with such a character belong to the reference encoder. They
+are so rare that only the search for them costs anything; it looks at the bytes
+of UTF-8, which sort as the code points do, and decodes none of them.
+
+Of a tokenizer.json gigatoken reads what it knows and passes over the rest in
+silence. So it is used for the shapes that were compared, and for no others.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +55,9 @@ RANGES: tuple[tuple[int, int], ...] = (
 # Searched at a time, so that intermediate arrays stay small; a multiple of eight.
 _PART_BYTES = 2**20
 
+# What a Metaspace or a prepended blank writes for a blank.
+_BLANK = "\u2581"
+
 
 def documents(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return which documents contain a doubtful code point: their indices, ascending, each once.
@@ -60,6 +69,83 @@ def documents(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[
     parts = [_places(content[:end], at) for at in range(begin, end, _PART_BYTES)]
     places = np.concatenate([np.empty(0, np.int64), *parts])
     return np.unique(np.searchsorted(bounds, places, side="right") - 1)
+
+
+def not_compared(definition: Mapping[str, Any]) -> str:
+    """Return why the fast encoder must not be used for a tokenizer.json, or "" where it was found to be exact.
+
+    `definition` is what `definition.for_text` makes of the file. Each shape
+    that is let through is compared by `scripts/disagreements --files` and by
+    tests; gigatoken accepts others, too, and gives other ids for them.
+    """
+    model = definition["model"]
+    if model.get("type", "BPE") != "BPE":
+        return f"its model is {model['type']}"
+    changing = [
+        name for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout") if model.get(name)
+    ]
+    if changing:
+        return f"its model has {changing[0]}"
+    if any(token.get("single_word") for token in definition["added_tokens"]):
+        return "an added token counts only as a word by itself"
+    normalizers = _members(definition.get("normalizer"), "normalizers")
+    if model.get("byte_fallback"):
+        return _not_compared_with_fallback(normalizers, definition.get("pre_tokenizer"))
+    if any(step["type"] != "NFC" for step in normalizers):
+        return f"its normalizer is {_types(normalizers)}"
+    if normalizers and any(
+        token.get("normalized") and not token["content"].isascii() for token in definition["added_tokens"]
+    ):
+        return "an added token is normalized, and not of ASCII alone"
+    return _not_compared_of_bytes(definition.get("pre_tokenizer"))
+
+
+def _not_compared_with_fallback(normalizers: list[Any], pre_tokenizer: Any) -> str:
+    """Answer for a vocabulary of characters, in which bytes stand for those that it lacks."""
+    for step in normalizers:
+        blank = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+        if step not in (blank, {"type": "Prepend", "prepend": _BLANK}):
+            return f"its normalizer is {_types(normalizers)}"
+    steps = _members(pre_tokenizer, "pretokenizers")
+    # It splits nothing: its blanks have been replaced before.
+    idle = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    replaced = any(step["type"] == "Replace" for step in normalizers)
+    is_metaspace = not normalizers and len(steps) == 1 and steps[0]["type"] == "Metaspace"
+    if not steps or is_metaspace or (replaced and pre_tokenizer == idle):
+        return ""
+    return f"its pre-tokenizer is {_types(steps)}"
+
+
+def _not_compared_of_bytes(pre_tokenizer: Any) -> str:
+    """Answer for a vocabulary of bytes."""
+    steps = _members(pre_tokenizer, "pretokenizers")
+    last = steps[-1] if steps else {"type": "none"}
+    if last["type"] != "ByteLevel" or any(step["type"] != "Split" for step in steps[:-1]):
+        return f"its pre-tokenizer is {_types(steps)}"
+    if len(steps) == 1:
+        return "" if last.get("use_regex", True) else "its pre-tokenizer does not split"
+    if last.get("use_regex", True) or last.get("add_prefix_space", True):
+        return "its ByteLevel changes what its Split has made"
+    for step in steps[:-1]:
+        # Which patterns it knows, gigatoken itself says; both of these keep the whole text.
+        if (step["behavior"], step["invert"]) not in (("Isolated", False), ("Removed", True)):
+            return f"its Split is {step['behavior']}{', inverted' if step['invert'] else ''}"
+    return ""
+
+
+def _members(step: Any, name: str) -> list[Any]:
+    """Return the steps of a pipeline: none, one, or those of a sequence."""
+    if step is None:
+        return []
+    return (
+        [member for inner in step[name] for member in _members(inner, name)]
+        if step["type"] == "Sequence"
+        else [step]
+    )
+
+
+def _types(steps: list[Any]) -> str:
+    return ", ".join(step["type"] for step in steps) or "none"
 
 
 def _places(content: NDArray[np.uint8], begin: int) -> NDArray[np.int64]:
