@@ -11,7 +11,9 @@ times the memory of its bytes.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fwconvert.errors import UsageError, message
@@ -30,7 +32,11 @@ def for_text(content: bytes) -> bytes:
     padding. The other added tokens, which text may contain, stay what they are.
     Raises UsageError for what is no tokenizer.json, or has no definite ids.
     """
-    definition = parse(content)
+    return text_of(parse(content))
+
+
+def text_of(definition: Tree) -> bytes:
+    """Return what `for_text` returns of a definition that is parsed."""
     model, added = definition["model"], definition["added_tokens"]
     specials = {token["content"] for token in added if token["special"]}
     kept = [token for token in added if not token["special"]]
@@ -166,3 +172,54 @@ def _indefinite(why: str, **values: object) -> UsageError:
             **values,
         )
     )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Which ids a definition has: all are below `size`."""
+
+    size: int
+    # The special tokens, and others that no text gives.
+    names: Mapping[str, int]
+    # The ids that text may give.
+    taken: Collection[int]
+
+    @property
+    def free(self) -> "Free":
+        """The ids that no text gives."""
+        return Free(self.taken)
+
+
+@dataclass(frozen=True)
+class Free:
+    """All ids but those that text may give."""
+
+    taken: Collection[int]
+
+    def __contains__(self, number: object) -> bool:
+        return number not in self.taken
+
+
+def facts(definition: Tree) -> Facts:
+    """Return which ids a parsed definition has, and which of them text may give."""
+    ids, added = vocabulary(definition), definition["added_tokens"]
+    specials = {token["content"]: token["id"] for token in added if token["special"]}
+    kept = {token["content"]: token["id"] for token in added if not token["special"]}
+    reached = _reached(definition["model"], ids, specials)
+    unreached = {text: number for text, number in ids.items() if text not in reached and text not in kept}
+    names = {text: number for text, number in {**specials, **unreached}.items() if text not in reached}
+    numbers = [*ids.values(), *(token["id"] for token in added)]
+    taken = {number for text, number in ids.items() if text in reached} | set(kept.values())
+    return Facts(max(numbers, default=0) + 1, names, frozenset(taken))
+
+
+def _reached(model: Tree, ids: Mapping[str, int], specials: Collection[str]) -> set[str]:
+    """Return the tokens of the model that text may give."""
+    unknown = str(model.get("unk_token"))
+    plain = "merges" in model and not model.get("ignore_merges")
+    if not plain or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return {text for text in ids if text not in specials or text == unknown}
+    # What a merge makes, and what there is to begin with: characters, and bytes in hexadecimal.
+    made = {"".join(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]}
+    begun = {text for text in ids if len(text) == 1 or re.fullmatch("<0x[0-9A-F]{2}>", text)}
+    return {text for text in ids if text in made} | begun | ({unknown} & ids.keys())

@@ -1,5 +1,6 @@
 """Kinds of tokenizers: by its name, or by a recipe's rules, one gets all that there is to know of one."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import corpus
@@ -69,9 +70,9 @@ class ShiftedKind:
         return spec if name == "shifted" else None
 
     def choose_encoder(
-        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart, folder: Callable[[], Path | None]
     ) -> tuple[Encoder, str]:
-        del spec, wanted, apart
+        del spec, wanted, apart, folder
         return "reference", ""
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:
