@@ -59,8 +59,11 @@ class Library(Protocol):
     def reference(self, spec: TokenizerSpec, content: bytes, how: Loading) -> "Tokenizer":
         """Return the tokenizer that is the definition of correct."""
 
+    def why_not_fast(self, content: bytes) -> str:
+        """Return why gigatoken must not be used for a definition; "" if it may be tried."""
+
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> "FastTokenizer":
-        """Return the fast one, or raise anything if there is none for this definition."""
+        """Return the fast one, or raise anything if gigatoken does not take the definition."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class DefinedKind:
     module: str
     extra: str
     reference_name: str
+    # MB of English text in a second, on one core: see BENCHMARKS.md.
+    reference_speed: str
 
     def names(self) -> list[str]:
         """Have no names: whatever a user names is a file."""
@@ -123,8 +128,8 @@ class DefinedKind:
                 )
             )
         return "reference", (
-            f"{self.reference_name} encodes, about 2 to 4 MB of text a second in each process, where "
-            f"gigatoken does 20 to 150: {missing}"
+            f"{self.reference_name} encodes, about {self.reference_speed} MB of text a second "
+            f"in each process, where gigatoken does 20 to 150: {missing}"
         )
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:
@@ -256,7 +261,19 @@ def why_no_gigatoken() -> str:
 
 
 def _examine(given: Given) -> TokenizerSpec:
-    return library_of(given.kind).examine(given)
+    try:
+        return library_of(given.kind).examine(given)
+    except UsageError:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception, and cannot be sent on
+        raise UsageError(
+            message(
+                "this tokenizer cannot be used",
+                "look at the file; another version of its library may read it",
+                tokenizer=given.name,
+                reason=f"{type(error).__name__}: {error}",
+            )
+        ) from None
 
 
 # Whether a library takes a definition at all, and a few words of all scripts; the audit sees the rest.
@@ -277,10 +294,13 @@ def _try_fast(question: tuple[TokenizerSpec, bytes]) -> str:
     texts = pa.array(_TRIAL, pa.string())
     library = library_of(spec.kind)
     try:
+        if reason := library.why_not_fast(content):
+            return reason
         fast = library.fast(spec, content, Loading("fast"))
         found, wanted = fast.encode(texts), fast.reference.encode(texts)
     except BaseException as error:  # noqa: BLE001  # a panic of Rust is no Exception
-        return f"gigatoken does not take this tokenizer: {type(error).__name__}: {str(error)[:300]}"
+        reason = str(error).partition("\n")[0][:300]  # Rust adds where in its sources that is.
+        return f"gigatoken does not take this tokenizer: {type(error).__name__}: {reason}"
     same = (
         found.tokens.tolist() == wanted.tokens.tolist() and found.offsets.tolist() == wanted.offsets.tolist()
     )

@@ -179,10 +179,15 @@ class Facts:
     """Which ids a definition has: all are below `size`."""
 
     size: int
-    # The special tokens, and others that no text gives.
+    # The special tokens, and whatever else has a name that no text gives.
     names: Mapping[str, int]
     # The ids that text may give.
     taken: Collection[int]
+
+    @property
+    def candidates(self) -> dict[str, int]:
+        """Those that may separate documents."""
+        return {name: number for name, number in self.names.items() if number in self.free}
 
     @property
     def free(self) -> "Free":
@@ -207,10 +212,9 @@ def facts(definition: Tree) -> Facts:
     kept = {token["content"]: token["id"] for token in added if not token["special"]}
     reached = _reached(definition["model"], ids, specials)
     unreached = {text: number for text, number in ids.items() if text not in reached and text not in kept}
-    names = {text: number for text, number in {**specials, **unreached}.items() if text not in reached}
     numbers = [*ids.values(), *(token["id"] for token in added)]
     taken = {number for text, number in ids.items() if text in reached} | set(kept.values())
-    return Facts(max(numbers, default=0) + 1, names, frozenset(taken))
+    return Facts(max(numbers, default=0) + 1, {**specials, **unreached}, frozenset(taken))
 
 
 def _reached(model: Tree, ids: Mapping[str, int], specials: Collection[str]) -> set[str]:

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedWriter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,18 @@ _MOST_TEXT_READ = 64 * 2**20
 class FastTokenizer:
     """gigatoken with the reference behind it; see tokenizer.Tokenizer."""
 
-    def __init__(self, reference: Tokenizer, make: Callable[[], Any], threads: int = 1) -> None:
-        """`make` returns a new engine of gigatoken, which has the ids of the reference."""
+    def __init__(
+        self, reference: Tokenizer, make: Callable[[], Any], threads: int = 1, *, doubtful: bytes = b""
+    ) -> None:
+        """`make` returns a new engine of gigatoken, which has the ids of the reference.
+
+        What has these `doubtful` bytes is encoded by the reference.
+        """
         self.spec = reference.spec
         self.reference = reference
         self._make = make
         self._threads = threads
+        self._doubtful = doubtful
         # How often gigatoken was made; what it has read since we looked at its size, and in all.
         self.made = 0
         self._unlooked = self._read = 0
@@ -56,6 +63,10 @@ class FastTokenizer:
         encoded = self._encode(content, bounds)
         self._forget_if_large(len(content))
         where = disagreements.documents(content, bounds)
+        if self._doubtful and self._doubtful in content.tobytes():
+            whole = [content[begin:end].tobytes() for begin, end in pairwise(bounds)]
+            having = [at for at, text in enumerate(whole) if self._doubtful in text]
+            where = np.union1d(where, np.array(having, np.int64))
         if not len(where):
             return encoded
         exact = self.reference.encode(texts.take(pa.array(where)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import tokenizers
 
 from fwconvert.errors import SourceError, UsageError, message
-from fwconvert.tokens import definition, separators
+from fwconvert.tokens import definition, disagreements, separators
 from fwconvert.tokens.decoding import Pieces, byte_level, whole_pieces
 from fwconvert.tokens.defined import Given
 from fwconvert.tokens.gigatoken import FastTokenizer
@@ -56,6 +56,11 @@ class HuggingFace:
     def reference(self, spec: TokenizerSpec, content: bytes, how: Loading) -> "HuggingFaceTokenizer":
         """See Library."""
         return HuggingFaceTokenizer(spec, content, how.threads)
+
+    def why_not_fast(self, content: bytes) -> str:
+        """See Library."""
+        reason = disagreements.not_compared(json.loads(_text(content)))
+        return f"gigatoken was not compared with it where {reason}" if reason else ""
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""

@@ -89,11 +89,15 @@ class RankFiles:
         found = _parsed(content, spec.name)
         return ReferenceTokenizer(_vocabulary(spec, found), found.table, how.threads)
 
+    def why_not_fast(self, content: bytes) -> str:
+        """See Library."""
+        if _parsed(content, "").pattern in _PATTERNS:
+            return ""
+        return "gigatoken knows the patterns of gpt2, cl100k_base and o200k_base, and not this one"
+
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""
         found = _parsed(content, spec.name)
-        if found.pattern not in _PATTERNS:
-            raise ValueError("it knows the patterns of gpt2, cl100k_base and o200k_base, and not this one")
         table, pretokenizer = found.table, _PATTERNS[found.pattern]
 
         def make() -> Any:

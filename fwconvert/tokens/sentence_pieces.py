@@ -1,6 +1,7 @@
 """Tokenizers of a sentencepiece model: that library is the reference, gigatoken the fast way."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,22 @@ class SentencePieces:
         """See Library."""
         return SentencePieceTokenizer(spec, content, how.threads)
 
+    def why_not_fast(self, content: bytes) -> str:  # noqa: ARG002
+        """See Library."""
+        return ""
+
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""
         import gigatoken  # noqa: PLC0415  # may be absent; whoever chooses the encoder knows
 
         reference = self.reference(spec, content, how)
-        return FastTokenizer(reference, lambda: gigatoken.Tokenizer.from_sentencepiece(content), how.threads)
+        model = _for_text(content)
+        return FastTokenizer(
+            reference,
+            lambda: gigatoken.Tokenizer.from_sentencepiece(model),
+            how.threads,
+            doubtful=_UNSPELT.encode(),
+        )
 
 
 class SentencePieceTokenizer:
@@ -73,6 +84,67 @@ class SentencePieceTokenizer:
         engine = self._engine
         spelt = {number: whole_pieces(engine.id_to_piece(number)) for number in range(engine.vocab_size())}
         return Pieces(self.spec, spelt)
+
+
+# Begins the names that control symbols get for gigatoken. It is no character, and a text that has it
+# is encoded by the reference.
+_UNSPELT = "\ufdd0" * 4
+_PIECES, _PIECE, _TYPE, _CONTROL = 1, 1, 3, 3
+
+
+def _for_text(content: bytes) -> bytes:
+    """Return a model whose control symbols no text spells: gigatoken would take </s> in a text for the end.
+
+    A model is a message of protobuf; what is not a control symbol stays as it is.
+    """
+    parts = []
+    for number, (field, kind, piece, whole) in enumerate(_fields(content)):
+        if field == _PIECES and kind == _BYTES:
+            inner = list(_fields(piece))
+            if any(name == _TYPE and value == _CONTROL for name, _, value, _ in inner):
+                name = f"{_UNSPELT}{number}".encode()
+                renamed = [_field(_PIECE, name) if at == _PIECE else raw for at, _, _, raw in inner]
+                whole = _field(_PIECES, b"".join(renamed))  # noqa: PLW2901  # it is written in its place
+        parts.append(whole)
+    return b"".join(parts)
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, int, Any, bytes]]:
+    """Yield the fields of a message: number, kind, value and all bytes; IndexError if it is cut off."""
+    at = 0
+    while at < len(content):
+        begin = at
+        key, at = _varint(content, at)
+        if key & 7 == _VARINT:
+            value: Any
+            value, at = _varint(content, at)
+        elif key & 7 == _BYTES:
+            size, at = _varint(content, at)
+            value, at = content[at : at + size], at + size
+        else:
+            at += {_FIXED64: 8, _FIXED32: 4}[key & 7]
+            value = content[begin:at]
+        yield key >> 3, key & 7, value, content[begin:at]
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while content[at] > 127:  # the highest bit says that more follows
+        number |= (content[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return number | content[at] << shift, at + 1
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """Return a field of bytes."""
+    size, left = bytearray(), len(value)
+    while left > 127:  # as above
+        size.append(left & 127 | 128)
+        left >>= 7
+    return bytes([number << 3 | _BYTES]) + bytes(size) + bytes([left]) + value
 
 
 def _loaded(content: bytes, name: str) -> Any:

@@ -116,8 +116,8 @@ def named_in(config: bytes, facts: Facts) -> str | None:
         name = found["content"] if isinstance(found, dict) else found
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    usable = isinstance(name, str) and name not in _TURNS and facts.names.get(name) in facts.free
-    return name if usable and name in facts.names else None
+    usable = isinstance(name, str) and name not in _TURNS and name in facts.candidates
+    return name if usable else None
 
 
 def of_definition(given: "Given", facts: Facts, default: str | None = None) -> TokenizerSpec:
@@ -134,7 +134,7 @@ def of_definition(given: "Given", facts: Facts, default: str | None = None) -> T
     )
     ends = given.eot_token
     if ends is None and given.bos_token is None:
-        usual = [name for name in _USUAL if name in facts.names and facts.names[name] in facts.free]
+        usual = [name for name in _USUAL if name in facts.candidates]
         if default is None and len(usual) != 1:
             raise UsageError(
                 message(
@@ -143,7 +143,7 @@ def of_definition(given: "Given", facts: Facts, default: str | None = None) -> T
                     else "which token separates documents is not known: this tokenizer has several that may",
                     "choose one: --eot-token NAME or --bos-token NAME",
                     tokenizer=given.name,
-                    candidates=", ".join(usual) or listed(facts.names) or "none",
+                    candidates=", ".join(usual) or listed(facts.candidates) or "none",
                 )
             )
         ends = default if default is not None else usual[0]

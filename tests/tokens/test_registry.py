@@ -65,7 +65,10 @@ class ShiftedKind:
     def names(self) -> list[str]:
         return ["shifted"]
 
-    def find(self, name: str) -> TokenizerSpec | None:
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
+        del eot_token, bos_token
         spec = TokenizerSpec(kind="shifted", name="shifted", sha256="5" * 64, size=70_000, eot=69_999)
         return spec if name == "shifted" else None
 
