@@ -65,9 +65,7 @@ def real_tables(folder: Path) -> Iterator[Pair]:
             print(f"without the rank table of {name}: {error}", file=sys.stderr)
 
 
-def derive(
-    compared: Compared, context: str, together: int = 1, scalars: Sequence[str] = SCALARS
-) -> set[int]:
+def derive(compared: Compared, context: str, together: int = 1, scalars: Sequence[str] = SCALARS) -> set[int]:
     """Return the code points that make a difference in the place of @ in the context.
 
     Texts with many code points `together` are compared first, which is faster.
@@ -128,10 +126,9 @@ def as_ranges(codes: set[int]) -> Ranges:
 def source_with(ranges: Ranges) -> str:
     """Return the source of fwconvert/tokens/disagreements.py with another table."""
     versions = {name: importlib.metadata.version(name) for name in ("gigatoken", "tiktoken", "tokenizers")}
+    fast, *against = (f"{name} {version}" for name, version in versions.items())
     lines = [
-        "# First and last code point of each range, for these versions:",
-        f"# gigatoken {versions['gigatoken']} against tiktoken {versions['tiktoken']} "
-        f"and tokenizers {versions['tokenizers']}.",
+        f"# First and last code point of each range, for {fast} against {' and '.join(against)}.",
         f'GIGATOKEN = "{versions["gigatoken"]}"',
         "RANGES: tuple[tuple[int, int], ...] = (",
         *(f"    (0x{first:04X}, 0x{last:04X})," for first, last in ranges),
