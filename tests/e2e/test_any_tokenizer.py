@@ -88,7 +88,8 @@ def of_nanochat(folder: Path) -> Made:
 
 KINDS: dict[str, Callable[[Path], Made]] = {
     "json": of_json(small.byte_level), "json, slow": of_json(small.digits), "json, nfc": of_json(small.nfc),
-    "json, blanks marked": of_json(small.metaspace), "model": of_model, "ranks": of_ranks, "nanochat": of_nanochat,
+    "json, blanks marked": of_json(small.metaspace), "model": of_model, "ranks": of_ranks,
+    "nanochat": of_nanochat,
 }  # fmt: skip
 
 
@@ -187,7 +188,8 @@ def test_ranks_convert_with_the_file_that_the_plan_has_kept(sources: Path, tmp_p
     path.unlink()
     for number in range(2):
         ended = runner.command_line(
-            "--out", out, "--rank", number, "--world", 2, "--tokenizer", path, "--workers", "1", capture_output=True
+            "--out", out, "--rank", number, "--world", 2, "--tokenizer", path, "--workers", "1",
+            capture_output=True,
         )  # fmt: skip
         assert_tidy_end(ended, 0)
     assert_tidy_end(runner.command_line("merge", out, "--workers", "1", capture_output=True), 0)
@@ -199,7 +201,8 @@ def test_a_broken_file_and_a_missing_one_leave_nothing_behind(sources: Path, tmp
     for path, said in ((deep, "no tokenizer.json"), (tmp_path / "gone.model", "does not exist")):
         for command in ((), ("plan",)):
             ended = runner.command_line(
-                *command, "--source", sources, "--out", tmp_path / "out", "--tokenizer", path, capture_output=True
+                *command, "--source", sources, "--out", tmp_path / "out", "--tokenizer", path,
+                capture_output=True,
             )  # fmt: skip
             assert_tidy_end(ended, 2)
             assert said in ended.stderr

@@ -596,5 +596,7 @@ def test_a_tokenizer_of_a_file_is_kept_in_the_bucket(rclone: Place, sources: Pat
     assert "already complete" in rclone.good(*words, "--out", uri)
     assert f"{uri}: no problems" in rclone.good("verify", uri)
     assert "document 1 " in rclone.good("show", uri, "--document", "2")
-    assert "done" in rclone.good("export", uri, "--format", "npy", "--eot-token", "<|begin|>", "-o", rclone.uri("npy"))
+    assert "done" in rclone.good(
+        "export", uri, "--format", "npy", "--eot-token", "<|begin|>", "-o", rclone.uri("npy")
+    )
     assert "document 1 " in rclone.good("show", rclone.uri("npy"), "--document", "2")
