@@ -1,4 +1,4 @@
-"""Where the fast encoder is not to be believed: code points, the documents that contain one, and whole tokenizers.
+"""Where the fast encoder is not to be believed: code points, documents that contain one, whole tokenizers.
 
 gigatoken and the references (tiktoken, Hugging Face tokenizers) know different
 versions of Unicode. A character that is a letter, a digit or a mark to one and
@@ -11,6 +11,7 @@ Of a tokenizer.json gigatoken reads what it knows and passes over the rest in
 silence. So it is used for the shapes that were compared, and for no others.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,80 +73,80 @@ def documents(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[
 
 
 def not_compared(definition: Mapping[str, Any]) -> str:
-    """Return why the fast encoder must not be used for a tokenizer.json, or "" where it was found to be exact.
+    """Return why the fast encoder must not be used for a tokenizer.json; "" where it was found to be exact.
 
-    `definition` is what `definition.for_text` makes of the file. Each shape
-    that is let through is compared by `scripts/disagreements --files` and by
-    tests; gigatoken accepts others, too, and gives other ids for them.
+    `definition` is what `definition.parse` makes of the file. Each shape that
+    is let through is compared by tests and by `scripts/disagreements`. gigatoken
+    takes others, too, and gives other ids for them.
     """
-    model = definition["model"]
+    model, added = (
+        definition["model"],
+        [token for token in definition["added_tokens"] if not token["special"]],
+    )
+    passed_over = ("continuing_subword_prefix", "end_of_word_suffix")
+    found = [name for name in passed_over if model.get(name)]
     if model.get("type", "BPE") != "BPE":
-        return f"its model is {model['type']}"
-    changing = [
-        name for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout") if model.get(name)
-    ]
-    if changing:
-        return f"its model has {changing[0]}"
-    if any(token.get("single_word") for token in definition["added_tokens"]):
-        return "an added token counts only as a word by itself"
-    normalizers = _members(definition.get("normalizer"), "normalizers")
+        found.append(f"a model of type {model['type']}")
+    if any(token.get("single_word") for token in added):
+        found.append("an added token that must be a word by itself")
     if model.get("byte_fallback"):
-        return _not_compared_with_fallback(normalizers, definition.get("pre_tokenizer"))
-    if any(step["type"] != "NFC" for step in normalizers):
-        return f"its normalizer is {_types(normalizers)}"
-    if normalizers and any(
-        token.get("normalized") and not token["content"].isascii() for token in definition["added_tokens"]
-    ):
-        return "an added token is normalized, and not of ASCII alone"
-    return _not_compared_of_bytes(definition.get("pre_tokenizer"))
+        found += _not_compared_of_characters(definition)
+    else:
+        found += _not_compared_of_bytes(definition)
+        if definition.get("normalizer") and any(
+            token.get("normalized") and not token["content"].isascii() for token in added
+        ):
+            found.append("an added token that is normalized, and not of ASCII alone")
+    return f"it has {', '.join(found)}" if found else ""
 
 
-def _not_compared_with_fallback(normalizers: list[Any], pre_tokenizer: Any) -> str:
+def _not_compared_of_characters(definition: Mapping[str, Any]) -> list[str]:
     """Answer for a vocabulary of characters, in which bytes stand for those that it lacks."""
-    for step in normalizers:
-        blank = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
-        if step not in (blank, {"type": "Prepend", "prepend": _BLANK}):
-            return f"its normalizer is {_types(normalizers)}"
-    steps = _members(pre_tokenizer, "pretokenizers")
-    # It splits nothing: its blanks have been replaced before.
+    normalizers = _steps(definition.get("normalizer"), "normalizers")
+    splits = _steps(definition.get("pre_tokenizer"), "pretokenizers")
+    marking = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    if not all(step in (marking, {"type": "Prepend", "prepend": _BLANK}) for step in normalizers):
+        return [f"the normalizer {_types(normalizers)}"]
+    # This one finds no blank any more.
     idle = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-    replaced = any(step["type"] == "Replace" for step in normalizers)
-    is_metaspace = not normalizers and len(steps) == 1 and steps[0]["type"] == "Metaspace"
-    if not steps or is_metaspace or (replaced and pre_tokenizer == idle):
-        return ""
-    return f"its pre-tokenizer is {_types(steps)}"
+    is_metaspace = not normalizers and _types(splits) == "Metaspace"
+    if splits and not is_metaspace and not (marking in normalizers and splits == [idle]):
+        return [f"the pre-tokenizer {_types(splits)}"]
+    return []
 
 
-def _not_compared_of_bytes(pre_tokenizer: Any) -> str:
+def _not_compared_of_bytes(definition: Mapping[str, Any]) -> list[str]:
     """Answer for a vocabulary of bytes."""
-    steps = _members(pre_tokenizer, "pretokenizers")
-    last = steps[-1] if steps else {"type": "none"}
-    if last["type"] != "ByteLevel" or any(step["type"] != "Split" for step in steps[:-1]):
-        return f"its pre-tokenizer is {_types(steps)}"
-    if len(steps) == 1:
-        return "" if last.get("use_regex", True) else "its pre-tokenizer does not split"
-    if last.get("use_regex", True) or last.get("add_prefix_space", True):
-        return "its ByteLevel changes what its Split has made"
-    for step in steps[:-1]:
-        # Which patterns it knows, gigatoken itself says; both of these keep the whole text.
+    normalizers = _steps(definition.get("normalizer"), "normalizers")
+    *splits, last = _steps(definition.get("pre_tokenizer"), "pretokenizers") or [{"type": "none"}]
+    found = []
+    if any(step["type"] != "NFC" for step in normalizers):
+        found.append(f"the normalizer {_types(normalizers)}")
+    if last["type"] != "ByteLevel" or any(step["type"] != "Split" for step in splits):
+        return [*found, f"the pre-tokenizer {_types([*splits, last])}"]
+    if last.get("use_regex", True) == bool(splits) or (splits and last.get("add_prefix_space", True)):
+        found.append("a ByteLevel that splits what is split, or nothing")
+    for step in splits:
+        # gigatoken knows whole patterns, and refuses others. These two behaviours keep all of the text.
         if (step["behavior"], step["invert"]) not in (("Isolated", False), ("Removed", True)):
-            return f"its Split is {step['behavior']}{', inverted' if step['invert'] else ''}"
-    return ""
+            found.append(f"a Split that is {step['behavior']}")
+        # Oniguruma, which Hugging Face tokenizers has, takes the plus for "once or more".
+        if re.search(r"[0-9]}\+", str(step["pattern"])):
+            found.append("a pattern with {1,3}+")
+    return found
 
 
-def _members(step: Any, name: str) -> list[Any]:
+def _steps(step: Any, name: str) -> list[Any]:
     """Return the steps of a pipeline: none, one, or those of a sequence."""
     if step is None:
         return []
-    return (
-        [member for inner in step[name] for member in _members(inner, name)]
-        if step["type"] == "Sequence"
-        else [step]
-    )
+    if step["type"] != "Sequence":
+        return [step]
+    return [inner for member in step[name] for inner in _steps(member, name)]
 
 
 def _types(steps: list[Any]) -> str:
-    return ", ".join(step["type"] for step in steps) or "none"
+    return ", ".join(step["type"] for step in steps)
 
 
 def _places(content: NDArray[np.uint8], begin: int) -> NDArray[np.int64]:
