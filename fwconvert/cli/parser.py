@@ -112,11 +112,10 @@ class _FlagsOfOthers(Mapping[str, list[str]]):
 
 
 def _given_words(parser: Parser, words: list[str]) -> dict[str, object]:
-    """Return the values of the flags that are on the command line, without defaults."""
-    absent = object()
-    names = [name for name in vars(parser.read([])) if name != "engine"]
-    parsed = parser.read(words, argparse.Namespace(**dict.fromkeys(names, absent)))
-    return {name: value for name, value in vars(parsed).items() if value is not absent}
+    """Return the values of the flags that are on the command line; the parser has no defaults after this."""
+    for action in parser._actions:  # noqa: SLF001  # argparse has no other way to ask
+        action.default = argparse.SUPPRESS
+    return vars(parser.read(words))
 
 
 # --- the parsers

@@ -51,6 +51,8 @@ _STEP_BYTES = 4 * 2**20
 # Tries of a whole transfer, of which each request is retried: obstore retries no PUT that timed out.
 _WHOLE_TRIES = 3
 
+_ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|({'|'.join(SCHEMES)}):/", re.IGNORECASE)
+
 T = TypeVar("T")
 
 
@@ -112,8 +114,11 @@ class _NoRanges(Exception):
 
 
 def is_uri(place: str | os.PathLike[str]) -> bool:
-    """Return whether a place is one in an object store: s3://bucket/prefix, gs://..., az://..."""
-    return isinstance(place, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place) is not None
+    """Return whether a place is one in an object store: s3://bucket/prefix, gs://..., az://...
+
+    Or is meant to be: s3:/bucket, as pathlib spoils it, is no folder that anybody wants.
+    """
+    return _ADDRESS.match(os.fspath(place)) is not None
 
 
 def absolute(place: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -124,6 +129,7 @@ def absolute(place: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def parse(uri: str) -> tuple[str, str, str]:
     """Return the scheme, the bucket and the prefix of a URI, or raise UsageError."""
     scheme, _, rest = uri.partition("://")
+    scheme = scheme.lower()
     bucket, _, prefix = rest.partition("/")
     if "@" in bucket or "?" in rest or "#" in rest:
         raise UsageError(

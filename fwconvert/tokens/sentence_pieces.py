@@ -37,8 +37,11 @@ class SentencePieces:
         """See Library."""
         return SentencePieceTokenizer(spec, content, how.threads)
 
-    def why_not_fast(self, content: bytes) -> str:  # noqa: ARG002
+    def why_not_fast(self, content: bytes) -> str:
         """See Library."""
+        engine = _loaded(content, "")
+        if any(map(engine.is_unused, range(engine.vocab_size()))):
+            return "gigatoken does not pass over pieces that are marked as unused"
         return ""
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:

@@ -1,4 +1,4 @@
-"""Runs with tokenizers of files and of the hub, by the real program: exact, and without the original ever after.
+"""Runs with tokenizers of files and of the hub, by the real program: exact, and without the original after.
 
 The oracle joins what each library gives for each text with the separators, and
 that is what has to stand in the token shards.
@@ -35,13 +35,8 @@ Ids = Callable[[str], list[int]]
 SHAPE = ("--shard-tokens", "3000", "--val-tokens", "0", "--layout", "contiguous", "--last", "keep")
 
 
-# Null is no document; an empty text is one of its separators alone.
-TEXTS = [
-    text
-    for number in range(3)
-    for text in (*corpus.documents(40 * number, 25), *corpus.ODD)
-    if text is not None
-]
+# Null and empty rows are no documents.
+TEXTS = [text for number in range(3) for text in (*corpus.documents(40 * number, 25), *corpus.ODD) if text]
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +47,30 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of_json(make: Callable[[], bytes]) -> Callable[[Path], tuple[Path, Ids, str, str]]:
-    def made(folder: Path) -> tuple[Path, Ids, str, str]:
+# The file, the library's ids, and the separator: named as --bos-token, or as it is found.
+Made = tuple[Path, Ids, str, str]
+
+
+def of_json(make: Callable[[], bytes]) -> Callable[[Path], Made]:
+    def made(folder: Path) -> Made:
         path = small.written(folder, "tokenizer.json", make())
         engine = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
         engine.no_truncation()
         engine.no_padding()
         engine.encode_special_tokens = True
-        ends = EOT if engine.token_to_id(EOT) is not None else "</s>"
+        ends = "</s>" if engine.token_to_id("</s>") is not None else EOT
         return path, lambda text: list(engine.encode(text, add_special_tokens=False).ids), "", ends
 
     return made
 
 
-def of_model(folder: Path) -> tuple[Path, Ids, str, str]:
+def of_model(folder: Path) -> Made:
     path = small.written(folder, "tokenizer.model", small.sentence_pieces())
     engine = importlib.import_module("sentencepiece").SentencePieceProcessor(model_file=str(path))
     return path, lambda text: list(engine.encode(text, out_type=int)), "", "</s>"
 
 
-def of_ranks(folder: Path) -> tuple[Path, Ids, str, str]:
+def of_ranks(folder: Path) -> Made:
     path = small.rank_files(folder)
     engine = importlib.import_module("tiktoken").Encoding(
         "small", pat_str=small.GPT2, mergeable_ranks=small.ranks(), special_tokens={}
@@ -79,7 +78,7 @@ def of_ranks(folder: Path) -> tuple[Path, Ids, str, str]:
     return path, engine.encode_ordinary, "", EOT
 
 
-def of_nanochat(folder: Path) -> tuple[Path, Ids, str, str]:
+def of_nanochat(folder: Path) -> Made:
     path = small.nanochat(folder)
     engine = importlib.import_module("tiktoken").Encoding(
         "small", pat_str=small.OTHER, mergeable_ranks=small.ranks(), special_tokens={}
@@ -87,9 +86,10 @@ def of_nanochat(folder: Path) -> tuple[Path, Ids, str, str]:
     return path, engine.encode_ordinary, "<|bos|>", ""
 
 
-KINDS: dict[str, Callable[[Path], tuple[Path, Ids, str, str]]] = {
+KINDS: dict[str, Callable[[Path], Made]] = {
     "json": of_json(small.byte_level), "json, slow": of_json(small.digits), "json, nfc": of_json(small.nfc),
-    "json, blanks marked": of_json(small.metaspace), "model": of_model, "ranks": of_ranks, "nanochat": of_nanochat,
+    "json, blanks marked": of_json(small.metaspace), "model": of_model, "ranks": of_ranks,
+    "nanochat": of_nanochat,
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def all_tokens(out: Path) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_a_run_has_the_ids_of_the_library_and_never_needs_the_file_again(
-    sources: Path, tmp_path: Path, kind: Callable[[Path], tuple[Path, Ids, str, str]]
+    sources: Path, tmp_path: Path, kind: Callable[[Path], Made]
 ) -> None:
     path, ids, begins, ends = kind(tmp_path / "tokenizer")
     out = tmp_path / "out"
@@ -139,7 +139,7 @@ def test_a_run_has_the_ids_of_the_library_and_never_needs_the_file_again(
     )  # fmt: skip
     assert_tidy_end(ended, 0)
     assert verify(tmp_path / "npy").ok
-    windows = next(iter(Loader(out, sequence_length=32, batch_size=2)))
+    windows = next(iter(Loader(out, seq_len=32, batch=2)))
     assert 0 <= int(windows.min()) <= int(windows.max()) < rules["vocabulary_size"]
 
 
@@ -188,7 +188,8 @@ def test_ranks_convert_with_the_file_that_the_plan_has_kept(sources: Path, tmp_p
     path.unlink()
     for number in range(2):
         ended = runner.command_line(
-            "--out", out, "--rank", number, "--world", 2, "--tokenizer", path, "--workers", "1", capture_output=True
+            "--out", out, "--rank", number, "--world", 2, "--tokenizer", path, "--workers", "1",
+            capture_output=True,
         )  # fmt: skip
         assert_tidy_end(ended, 0)
     assert_tidy_end(runner.command_line("merge", out, "--workers", "1", capture_output=True), 0)
@@ -200,7 +201,8 @@ def test_a_broken_file_and_a_missing_one_leave_nothing_behind(sources: Path, tmp
     for path, said in ((deep, "no tokenizer.json"), (tmp_path / "gone.model", "does not exist")):
         for command in ((), ("plan",)):
             ended = runner.command_line(
-                *command, "--source", sources, "--out", tmp_path / "out", "--tokenizer", path, capture_output=True
+                *command, "--source", sources, "--out", tmp_path / "out", "--tokenizer", path,
+                capture_output=True,
             )  # fmt: skip
             assert_tidy_end(ended, 2)
             assert said in ended.stderr

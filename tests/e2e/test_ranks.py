@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,14 @@ import runner
 from hub_runs import Miniature
 from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end, command_line
+from source_gates import Gates
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no locks that are shared")
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "2000")
 SOURCES = 5
+# Nobody listens there.
+NO_HUB = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +158,7 @@ def test_a_source_that_fails_is_named_by_its_rank_and_by_the_merge(
 
 def test_a_killed_rank_is_repeated_in_any_world(out: Path, whole: dict[str, str]) -> None:
     words = ["--out", str(out), "--rank", "0", "--world", "1", "--workers", "1"]
-    with hub_runs.running(words, "http://127.0.0.1:9") as process:
+    with hub_runs.running(words, NO_HUB) as process:
         runner.wait_until(lambda: [*(out / PRIVATE / "receipts").glob("*.json")], process)
         process.send_signal(signal.SIGKILL)
         runner.finish(process)
@@ -188,8 +192,8 @@ def test_a_merge_removes_what_a_rank_left_that_died_on_another_machine(
 def test_the_same_rank_twice_at_once_does_no_harm(out: Path, whole: dict[str, str]) -> None:
     words = ["--out", str(out), "--rank", "0", "--world", "1", "--workers", "1"]
     with (
-        hub_runs.running(words, "http://127.0.0.1:9") as one,
-        hub_runs.running(words, "http://127.0.0.1:9") as other,
+        hub_runs.running(words, NO_HUB) as one,
+        hub_runs.running(words, NO_HUB) as other,
     ):
         for process in (one, other):
             assert_tidy_end(runner.finish(process), 0)
@@ -200,33 +204,37 @@ def test_the_same_rank_twice_at_once_does_no_harm(out: Path, whole: dict[str, st
     assert runner.litter(out) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 def test_ranks_and_other_sessions_refuse_each_other_and_status_names_the_ranks(
-    out: Path, sources: Path, whole: dict[str, str]
+    out: Path, sources: Path, whole: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["--out", str(out), "--rank", "0", "--world", "2", "--workers", "1"]
-    ordinary = ("--source", str(sources), "--out", str(out), *RECIPE)
-    with hub_runs.running(words, "http://127.0.0.1:9") as process:
-        # The record of its session: the lock is taken by then.
-        runner.wait_until(lambda: [*(out / PRIVATE / "sessions").glob("*.json")], process)
-        os.killpg(process.pid, signal.SIGSTOP)
-        for refused in (ordinary, ("merge", str(out)), ("plan", *ordinary, "--save")):
-            ended = command_line(*refused)
+    ordinary = ["--source", str(sources), "--out", str(out), *RECIPE]
+    gates = Gates(tmp_path / "gates")
+    # Whichever source a session begins with: it is at work until the gates are opened.
+    gates.shut("hold-draft", *(path.name for path in sources.iterdir()))
+    with hub_runs.running([*ordinary, "--workers", "1"], NO_HUB, **gates.environment) as process:
+        hub_runs.wait_for(gates.held, process)
+        refused = rank(out, 0, 2, code=2)
+        assert "another session is at work on this folder" in refused
+        assert f"pid {process.pid} on host" in refused
+
+    assert runner.steps(out) == 0
+    gates.forget()
+    with hub_runs.running(words, NO_HUB, **gates.environment) as process:
+        hub_runs.wait_for(gates.held, process)
+        for others in (ordinary, ["merge", str(out)], ["plan", *ordinary, "--save"]):
+            ended = command_line(*others)
             assert_tidy_end(ended, 2)
             assert "ranks are at work on this folder" in ended.stderr
             assert f"1 rank: pid {process.pid} on host" in ended.stderr
         status = json.loads(command_line("status", str(out), "--json").stdout)
         assert status["at_work"].startswith(f"1 rank: pid {process.pid} on host")
         rank(out, 1, 2)  # Another rank is welcome.
-        os.killpg(process.pid, signal.SIGCONT)
+        gates.open()
         assert_tidy_end(runner.finish(process), 0)
 
-    lock = out / PRIVATE / "lock"
-    with runner.running(sources, out, "--workers", "1", "--rehash", *RECIPE) as process:
-        runner.wait_until(lambda: f"pid {process.pid} " in lock.read_text(), process)
-        os.killpg(process.pid, signal.SIGSTOP)
-        assert "another session is at work on this folder" in rank(out, 0, 2, code=2)
-        os.killpg(process.pid, signal.SIGCONT)
-        runner.finish(process)
+    merge(out)
     assert runner.tree(out) == whole
 
 
@@ -234,6 +242,8 @@ def test_what_a_rank_is_told_must_agree_with_the_plan(out: Path, sources: Path) 
     assert "tokenizer in folder" in rank(out, 0, 1, "--tokenizer", "gpt2", code=2)
     assert "shard tokens in command" in rank(out, 0, 1, "--shard-tokens", "3000", code=2)
     assert "sources missing now" in rank(out, 0, 1, "--source", str(sources / "1.parquet"), code=2)
+    two = [word for name in ("1", "3") for word in ("--source", str(sources / f"{name}.parquet"))]
+    assert "sources missing now" in rank(out, 0, 1, *two, code=2)
     assert "limit tokens in command" in rank(out, 0, 1, "--limit-tokens", "100", code=2)
     assert [*(out / PRIVATE / "receipts").iterdir()] == []
 
@@ -281,7 +291,7 @@ def test_auto_is_what_slurm_says(
 ) -> None:
     environment = {f"SLURM_ARRAY_TASK_{name}": value for name, value in variables.items()}
 
-    ended = hub_runs.run(["--out", str(out), "--rank", "auto", *words], "http://127.0.0.1:9", **environment)
+    ended = hub_runs.run(["--out", str(out), "--rank", "auto", *words], NO_HUB, **environment)
 
     assert expected in ended.stdout + ended.stderr
     assert ended.returncode == (0 if "done" in expected else 2)
@@ -289,11 +299,11 @@ def test_auto_is_what_slurm_says(
 
 def test_auto_is_what_kubernetes_says_with_the_world_that_it_does_not_say(out: Path) -> None:
     words = ["--out", str(out), "--rank", "auto"]
-    ended = hub_runs.run(words, "http://127.0.0.1:9", JOB_COMPLETION_INDEX="1")
+    ended = hub_runs.run(words, NO_HUB, JOB_COMPLETION_INDEX="1")
     assert_tidy_end(ended, 2)
     assert "pass --world, the same number as the job's completions" in ended.stderr
 
-    ended = hub_runs.run([*words, "--world", "4"], "http://127.0.0.1:9", JOB_COMPLETION_INDEX="1")
+    ended = hub_runs.run([*words, "--world", "4"], NO_HUB, JOB_COMPLETION_INDEX="1")
     assert_tidy_end(ended, 0)
     assert "rank 1 of 4 is done" in ended.stdout
 
@@ -310,7 +320,7 @@ def test_the_job_for_kubernetes_that_is_shipped_runs_its_ranks(
 
     # Of five sources the ranks from the sixth on have none.
     for index in ("0", "1", "2", "3", "4", "15"):
-        ended = hub_runs.run(words, "http://127.0.0.1:9", JOB_COMPLETION_INDEX=index)
+        ended = hub_runs.run(words, NO_HUB, JOB_COMPLETION_INDEX=index)
         assert_tidy_end(ended, 0)
         assert f"rank {index} of {completions} is done" in ended.stdout
     merge(out)
@@ -378,7 +388,7 @@ def test_ranks_fetch_their_own_sources_once_and_never_list_the_hub(
     assert all(len(hub_runs.bodies(log, name)) == 1 for name in mini.names)
     assert not any("/api/" in entry.path for entry in log)
     assert hub_runs.looks(log) == []
-    assert_tidy_end(hub_runs.run(["merge", str(out)], "http://127.0.0.1:9"), 0)
+    assert_tidy_end(hub_runs.run(["merge", str(out)], NO_HUB), 0)
     hub_runs.assert_whole(mini, out)
     assert not has_scratch or [*scratch.iterdir()] == []
 

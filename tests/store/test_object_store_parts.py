@@ -33,7 +33,7 @@ def test_an_address_has_a_bucket_and_a_prefix(uri: str, parts: tuple[str, str, s
     )
 
 
-@pytest.mark.parametrize("place", ["out", "./s3", "C:\\out", "/s3:/x", Path("out"), "s3:/x"])
+@pytest.mark.parametrize("place", ["out", "./s3", "C:\\out", "/s3:/x", Path("out"), "./s3:/x"])
 def test_what_is_no_address_is_a_folder(place: str | Path) -> None:
     assert not is_uri(place)
     assert isinstance(open_store(place), LocalStore)

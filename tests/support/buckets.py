@@ -72,7 +72,8 @@ class Place:
         """Return the names of all objects below a prefix, relative to it."""
         if self.server.folder is not None:
             here = self.server.folder / s3.BUCKET / prefix
-            return sorted(path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file())
+            found = (path for path in here.rglob("*") if path.is_file() and not _is_of_rclone(path.name))
+            return sorted(path.relative_to(here).as_posix() for path in found)
         query = f"/{s3.BUCKET}?list-type=2&max-keys=1000&prefix={prefix}/"
         listing = ET.fromstring(s3.get(self.server, query))
         space = listing.tag.partition("}")[0] + "}"
@@ -82,7 +83,8 @@ class Place:
     def tree(self, prefix: str) -> dict[str, str]:
         """Return the sha256 of every output file of a run, as the server has it."""
         if self.server.folder is not None:
-            return runner.tree(self.server.folder / s3.BUCKET / prefix)
+            found = runner.tree(self.server.folder / s3.BUCKET / prefix)
+            return {name: sha256 for name, sha256 in found.items() if not _is_of_rclone(name)}
         copy = self.folder / "copies" / prefix
         if self.server.kind == "azurite":  # It answers signed requests alone.
             self.good("copy", self.uri(prefix), copy, "--quiet")
@@ -91,6 +93,11 @@ class Place:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 (copy / name).write_bytes(s3.get(self.server, f"/{s3.BUCKET}/{prefix}/{name}"))
         return runner.tree(copy)
+
+
+def _is_of_rclone(name: str) -> bool:
+    """Return whether a file is no object, but has what came of an upload that is not complete."""
+    return name.rpartition("/")[2].startswith(".rclone_temp_multipart_")
 
 
 @contextmanager

@@ -44,12 +44,15 @@ _REPOSITORY = str(Path(__file__).parent.parent.parent)
 # settings from the environment when it is imported.
 _LIBRARIES = (
     "awkward",
+    "boto3",
+    "botocore.config",
     "concurrent.futures.process",
     "filelock",
     "gigatoken",
     "httpx2",
     "multiprocessing.resource_tracker",
     "multiprocessing.spawn",
+    "obstore.store",
     "pyarrow.compute",
     "pyarrow.parquet",
     "rich.console",
@@ -250,7 +253,7 @@ def be_a_nursery(number: int) -> None:
     modules = pkgutil.walk_packages([f"{_REPOSITORY}/fwconvert"], "fwconvert.")
     package = [module.name for module in modules if not module.name.endswith(("__main__", *_RARE))]
     for name in (*_LIBRARIES, *package):
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # gigatoken is not everywhere.
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # Not all of them are everywhere.
             importlib.import_module(name)
     assert "huggingface_hub.constants" not in sys.modules
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]

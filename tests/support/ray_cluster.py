@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import runner
+from source_gates import Gates
 
 # A node that is silent is lost after eight seconds, and not after a minute as in the world; after fewer, one
 # of a busy machine would be.
@@ -37,41 +38,6 @@ _STARTS = 3
 # Between two looks at all processes of the machine, each of which costs milliseconds.
 PAUSE = 0.03
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-
-
-class Gates:
-    """What befalls a worker of any node at a source: see gates/sitecustomize.py, which its process loads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables of a process that heeds them."""
-        places = (Path(__file__).with_name("gates"), runner.REPOSITORY)
-        return {
-            "PYTHONPATH": os.pathsep.join(map(str, places)),
-            "FWCONVERT_TESTS_GATES": str(self.folder),
-        }
-
-    def shut(self, what: str, *sources: str) -> None:
-        """From now on, whoever opens one of these sources has to "hold", "die", "die-once" or be "slow"."""
-        for name in sources:
-            (self.folder / f"{name}.{what}").touch()
-
-    def open(self) -> None:
-        """Let nothing befall anybody any more, and forget who was held."""
-        for path in self.folder.iterdir():
-            path.unlink(missing_ok=True)
-
-    def held(self) -> set[int]:
-        """Return the processes that wait at a source."""
-        return {int(path.name.rpartition("-")[2]) for path in self.folder.glob("*.held-by-*")}
-
-    def died(self, source: str) -> int:
-        """Return how many processes have died at a source."""
-        return len([*self.folder.glob(f"{source}.died-*")])
 
 
 @dataclass

@@ -41,6 +41,7 @@ SchedulerParameters=bf_interval=1,sched_interval=1
 SlurmdParameters=config_overrides
 SlurmctldTimeout=30
 SlurmdTimeout=30
+MinJobAge=3600
 KillWait=5
 ReturnToService=2
 JobRequeue=1

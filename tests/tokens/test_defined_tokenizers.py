@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import os
 import pickle
 import unicodedata
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from fwconvert import recipes
 from fwconvert.errors import ManifestError, ShardError, UsageError
 from fwconvert.processes import call_apart
 from fwconvert.tokens import definition, given, registry
+from fwconvert.tokens.defined import DefinedKind
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 from fwconvert.tokens.tokenizer import Encoded, Tokenizer
 
@@ -374,3 +376,24 @@ def test_a_run_has_its_tokenizer_though_the_file_is_gone_or_the_branch_has_moved
     assert registry.find(str(path), EOT, kept=lambda: kept).bos is None
     with pytest.raises(UsageError, match="does not exist"):
         registry.find(str(path.with_name("another.json")), kept=lambda: kept)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    (tmp_path / "zero.model").symlink_to("/dev/zero")
+    for path in (pipe, tmp_path / "zero.model"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            find(path)
+
+
+def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
+    path = small.written(tmp_path, "tokenizer.json", small.digits())
+    file = given.named(str(path))
+    assert file is not None
+    absent = DefinedKind("hf", ".json", "no_such_module", "hf", "a library", "1")
+    with pytest.raises(UsageError, match=r"pip install 'fwconvert\[hf\]'"):
+        absent.examine(file)
+    with pytest.raises(UsageError, match=r"pip install 'fwconvert\[hf\]'"):
+        absent.load(find(path), tmp_path, Loading())

@@ -45,6 +45,8 @@ WORLDS = (0, 3)
 ALL = (*KILLS, *PASSING, *LASTING)
 # Loaded before anything is forked.
 _PRELOADED = (executor, objects, lease, base)
+# So that no session has to, whose CPU they would be. They do nothing before they are used.
+_LIBRARIES = ("boto3", "botocore.config", "botocore.exceptions", "obstore.exceptions", "obstore.store")
 
 
 def skip_reason() -> str:
@@ -137,7 +139,8 @@ def _read(path: Path) -> dict[str, Any]:
 def world(scenario: int) -> World:
     """Return this process's world for a scenario."""
     scratch()
-    import_module("obstore.store")  # So that no session has to; it does nothing before it is used.
+    for name in _LIBRARIES:
+        import_module(name)
     place = Path(tempfile.mkdtemp(prefix=f"objects-{scenario}-", dir=scratch()))
     return World(scenario, place)
 

@@ -129,8 +129,12 @@ def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
 # the client does not get to know. From a fault that lasts on, every request fails.
 KILLS = ("kill before", "kill after")
 PASSING = ("500", "503", "reset", "lost answer", "cut answer", "slow")
+# Of these, the server has done what was asked, and the client asks again.
+UNHEARD = ("lost answer", "cut answer")
 # The upload that a request belongs to is aborted by somebody else; for servers that check no signatures.
 ABORTED = "aborted"
+# It waits until the plan lets it go.
+HELD = "held"
 LASTING = ("500 from here on", "reset from here on")
 
 
@@ -147,6 +151,7 @@ class Plan:
     seen: int = 0
     happened: int = 0
     requests: list[str] = field(default_factory=list)
+    let_go: threading.Event = field(default_factory=threading.Event)
     counting: Any = field(default_factory=threading.Lock)
 
     def what(self, method: str, path: str) -> str:
@@ -196,6 +201,7 @@ class Passing(BaseHTTPRequestHandler):
     """Passes one request on, unless the plan has something else."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # Or each answer of two writes waits for an acknowledgement: 40 ms.
     server: Proxy
 
     def log_message(self, *_: object) -> None:
@@ -207,6 +213,8 @@ class Passing(BaseHTTPRequestHandler):
         what = plan.what(self.command, self.path)
         if what == "slow":
             time.sleep(0.3)
+        if what == HELD:
+            plan.let_go.wait(_PATIENCE_SECONDS)
         if what in ("500", "503"):
             self._answer(int(what), [], b"<Error><Code>InternalError</Code></Error>")
         elif what == "kill before":
@@ -236,7 +244,9 @@ class Passing(BaseHTTPRequestHandler):
     def _request(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=_PATIENCE_SECONDS)
         try:
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+            # The size is that of this body, which need not be the client's: a server would wait for the rest.
+            own = ("connection", "content-length")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in own}
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()

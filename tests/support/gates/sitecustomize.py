@@ -1,7 +1,7 @@
 """What befalls a process when it opens a source: Python loads this at its start, where it is on the path.
 
-`ray_cluster.Gates` makes the files that are looked for here. So what a test does to a worker happens while it
-is at that source, however busy the machine is: nobody has to look for it, and none is found too late.
+`source_gates.Gates` makes the files that are looked for here. So what a test does to a worker happens while
+it is at that source, however busy the machine is: nobody has to look for it, and none is found too late.
 """
 
 import os
@@ -29,11 +29,7 @@ def _at_open(event: str, given: tuple[object, ...]) -> None:
 
 
 def _at_source(name: str) -> None:
-    gate = _folder / f"{name}.hold"
-    if gate.exists():
-        (_folder / f"{name}.held-by-{os.getpid()}").touch()
-        while gate.exists():
-            time.sleep(_LOOK_SECONDS)
+    _hold(name, _folder / f"{name}.hold")
     if (_folder / f"{name}.die").exists():
         _die(name)
     try:
@@ -43,7 +39,15 @@ def _at_source(name: str) -> None:
     _die(name)
 
 
+def _hold(name: str, gate: Path) -> None:
+    if gate.exists():
+        (_folder / f"{name}.held-by-{os.getpid()}").touch()
+        while gate.exists():
+            time.sleep(_LOOK_SECONDS)
+
+
 def _at_draft(name: str) -> None:
+    _hold(name, _folder / f"{name}.hold-draft")
     gate, deadline = _folder / f"{name}.slow", time.monotonic() + _SLOW_SECONDS
     while gate.exists() and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
