@@ -12,7 +12,7 @@ import importlib.resources
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedWriter
 from itertools import pairwise
@@ -41,17 +41,22 @@ class FastTokenizer:
     """gigatoken with the reference behind it; see tokenizer.Tokenizer."""
 
     def __init__(
-        self, reference: Tokenizer, make: Callable[[], Any], threads: int = 1, *, doubtful: bytes = b""
+        self,
+        reference: Tokenizer,
+        make: Callable[[], Any],
+        threads: int = 1,
+        *,
+        doubtful: Collection[bytes] = (),
     ) -> None:
         """`make` returns a new engine of gigatoken, which has the ids of the reference.
 
-        What has these `doubtful` bytes is encoded by the reference.
+        What has one of the `doubtful` strings is encoded by the reference.
         """
         self.spec = reference.spec
         self.reference = reference
         self._make = make
         self._threads = threads
-        self._doubtful = doubtful
+        self._doubtful = tuple(doubtful)
         # How often gigatoken was made; what it has read since we looked at its size, and in all.
         self.made = 0
         self._unlooked = self._read = 0
@@ -63,10 +68,8 @@ class FastTokenizer:
         encoded = self._encode(content, bounds)
         self._forget_if_large(len(content))
         where = disagreements.documents(content, bounds)
-        if self._doubtful and self._doubtful in content.tobytes():
-            whole = [content[begin:end].tobytes() for begin, end in pairwise(bounds)]
-            having = [at for at, text in enumerate(whole) if self._doubtful in text]
-            where = np.union1d(where, np.array(having, np.int64))
+        if self._doubtful:
+            where = np.union1d(where, _having(content, bounds, self._doubtful))
         if not len(where):
             return encoded
         exact = self.reference.encode(texts.take(pa.array(where)))
@@ -103,6 +106,17 @@ class FastTokenizer:
         self.made += 1
         self._unlooked = self._read = 0
         self._size = resident_bytes() or 0
+
+
+def _having(
+    content: NDArray[np.uint8], bounds: NDArray[np.int64], strings: Collection[bytes]
+) -> NDArray[np.int64]:
+    """Return which documents have one of some strings, which are rare."""
+    whole = content.tobytes()
+    found = [string for string in strings if string in whole]
+    documents = enumerate(pairwise(bounds.tolist())) if found else ()
+    having = [at for at, (begin, end) in documents if any(one in whole[begin:end] for one in found)]
+    return np.array(having, np.int64)
 
 
 def of_table(

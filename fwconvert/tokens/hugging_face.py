@@ -60,7 +60,7 @@ class HuggingFace:
     def why_not_fast(self, content: bytes) -> str:
         """See Library."""
         reason = disagreements.not_compared(json.loads(_text(content)))
-        return f"gigatoken was not compared with it where {reason}" if reason else ""
+        return f"gigatoken was not compared with it: {reason}" if reason else ""
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""

@@ -1,6 +1,8 @@
 """Tokenizers of a sentencepiece model: that library is the reference, gigatoken the fast way."""
 
 import functools
+import importlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 import sentencepiece
 
 from fwconvert.errors import SourceError, UsageError, message
-from fwconvert.tokens import separators
+from fwconvert.tokens import disagreements, separators
 from fwconvert.tokens.decoding import Pieces, whole_pieces
 from fwconvert.tokens.defined import Given
 from fwconvert.tokens.definition import Facts
@@ -42,7 +44,13 @@ class SentencePieces:
         engine = _loaded(content, "")
         if any(map(engine.is_unused, range(engine.vocab_size()))):
             return "gigatoken does not pass over pieces that are marked as unused"
-        return ""
+        loader = importlib.import_module("gigatoken._load.sentencepiece")
+        try:
+            tree = json.loads(loader.sentencepiece_to_tokenizer_json(_for_text(content)))
+        except ValueError as error:
+            return f"gigatoken does not take this model: {error}"
+        reason = disagreements.not_compared(tree)
+        return f"gigatoken was not compared with it: {reason}" if reason else ""
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""
@@ -50,11 +58,13 @@ class SentencePieces:
 
         reference = self.reference(spec, content, how)
         model = _for_text(content)
+        # Behind a piece that users have defined gigatoken puts a blank, which the library does not.
+        defined = {name for kind, name in _typed(content) if kind == _USER_DEFINED}
         return FastTokenizer(
             reference,
             lambda: gigatoken.Tokenizer.from_sentencepiece(model),
             how.threads,
-            doubtful=_UNSPELT.encode(),
+            doubtful={_UNSPELT.encode(), *defined},
         )
 
 
@@ -92,7 +102,16 @@ class SentencePieceTokenizer:
 # Begins the names that control symbols get for gigatoken. It is no character, and a text that has it
 # is encoded by the reference.
 _UNSPELT = "\ufdd0" * 4
-_PIECES, _PIECE, _TYPE, _CONTROL = 1, 1, 3, 3
+_PIECES, _PIECE, _TYPE, _CONTROL, _USER_DEFINED = 1, 1, 3, 3, 4
+
+
+def _typed(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the type of each piece of a model that has one, and the piece."""
+    for field, kind, piece, _ in _fields(content):
+        if field == _PIECES and kind == _BYTES:
+            inner = {name: value for name, _, value, _ in _fields(piece)}
+            if _TYPE in inner:
+                yield inner[_TYPE], inner.get(_PIECE, b"")
 
 
 def _for_text(content: bytes) -> bytes:
