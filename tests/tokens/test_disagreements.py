@@ -60,9 +60,9 @@ def found(script: dict[str, Any]) -> dict[str, set[int]]:
     """What each pair of encoders, and each way to normalize, finds; the script looks at more contexts."""
     # Between these, a letter of either case, a digit, a mark, a sign and all else are cut in different ways.
     crowd, derive = "!@A!@a!@Ab @.@", script["derive"]
-    # Hugging Face tokenizers take a minute for all: pages with a doubtful character, and one in 16 of others.
+    # Hugging Face tokenizers take minutes for all: pages with a doubtful character, and one in 64 of others.
     pages = {code >> 8 for code in CODES}
-    some = [char for char in script["SAMPLED"] if ord(char) >> 8 in pages or not ord(char) % 16]
+    some = [char for char in script["SAMPLED"] if ord(char) >> 8 in pages or not ord(char) % 64]
     pairs = script["encoder_pairs"].synthetic_pairs()
     quick = script["encoder_pairs"].TIKTOKEN_PATTERNS
     codes = {
@@ -70,8 +70,9 @@ def found(script: dict[str, Any]) -> dict[str, set[int]]:
         for name, pair in pairs.items()
     }
     normalizing = script["encoder_pairs"].Normalizing()
-    marks = set().union(*(derive(normalizing, context) for context in ("a@\u0301", "a@\u0323")))
-    near = [char for char in some if ord(char) >> 8 in pages]
+    marks = set().union(*(derive(normalizing, context, 1, some) for context in ("a@\u0301", "a@\u0323")))
+    # What is new and composed has a new part, and those are of the first supplementary plane.
+    near = [char for char in some if ord(char) >> 16 == 1 and ord(char) >> 8 in pages]
     return {**codes, "NFC": marks, "joined": script["derive_joined"](normalizing, marks, near)}
 
 

@@ -134,31 +134,25 @@ def differing(loaded: Loaded, texts: Sequence[str]) -> list[str]:
 def hard_texts(loaded: Loaded) -> Iterator[str]:
     """Yield texts that are hard to split, and the names of its tokens as text."""
     texts = Texts(17, [piece.encode("utf-8", "replace") for piece in loaded.pieces])
-    yield from texts.with_disagreements(1_500)
+    yield from texts.with_disagreements(1_000)
     names = [token["content"] for token in loaded.added]
     few = [*names[:20], *names[-20:], "<s>", "</s>", "<unk>", "<0x0A>", "<|endoftext|>"]
     around = [" ", "  ", "a", "\n", "\u2581", "<", ">", "e\u0301", "\0", "\r"]
-    yield from (texts.some([*few, *around], 8) for _ in range(500))
+    yield from (texts.some([*few, *around], 8) for _ in range(400))
     for blank in (" ", "\n", "\t", "\u00a0", "\u2581", "\r\n", " \n"):
         yield from (blank * count + end for count in (1, 2, 3, 7, 24, 25, 130) for end in ("", "a", "."))
     yield from ("\0", "\0" * 500, "a\0b\0\0 \0c", "a\rb\r\rc", "e\u0301\u0323\u0301 \u1e69 s\u0323\u0307", "")
 
 
 def long_texts() -> Iterator[str]:
-    yield from (" " * 1_000_000 + "a", "\n" * 100_000, "a" * 100_000, "1" * 100_000, "\u65e5" * 20_000)
-    yield from (
-        "e\u0301" * 20_000,
-        "\u0301" * 20_000,
-        "ab, " * 25_000,
-        "\0" * 50_000,
-        "<|endoftext|>" * 2_000,
-    )
+    yield from (" " * 1_000_000 + "a", "\n" * 20_000, "a" * 20_000, "1" * 20_000, "\u65e5" * 5_000)
+    yield from ("e\u0301" * 5_000, "\u0301" * 5_000, "ab, " * 5_000, "\0" * 5_000, "<|endoftext|>" * 500)
 
 
 @pytest.mark.parametrize("loaded", FAST, indirect=True, scope="module")
 def test_the_fast_encoder_gives_the_ids_of_the_reference(loaded: Loaded) -> None:
-    texts = list(hard_texts(loaded)) + demo.texts(60)
-    assert len(set(texts)) > 1_500
+    texts = list(hard_texts(loaded)) + demo.texts(30)
+    assert len(set(texts)) > 1_200
     assert differing(loaded, texts) == []
     assert differing(loaded, list(long_texts())) == []
 
@@ -167,8 +161,8 @@ def test_the_fast_encoder_gives_the_ids_of_the_reference(loaded: Loaded) -> None
 def test_every_code_point_has_the_ids_of_the_reference(loaded: Loaded) -> None:
     # Of planes without a character, one code point in 64; and with a letter that an accent may join.
     some = [char for char in SCALARS if ord(char) >> 16 in (0, 1, 2, 3, 14) or not ord(char) % 64]
-    lines = [f"a{char}\u0323\u0301 {char}" for char in some]
-    texts = ["\n".join(lines[at : at + 16]) for at in range(0, len(lines), 16)]
+    words = [f"a{char}\u0323\u0301" for char in some]
+    texts = [" ".join(words[at : at + 16]) for at in range(0, len(words), 16)]
     assert differing(loaded, texts) == []
 
 

@@ -39,12 +39,18 @@ def main() -> int:
     add("--source", metavar="DIR", type=Path, required=True, help="parquet files with a column `text`")
     add("--megabytes", metavar="N", type=float, default=8.0, help="how much the reference gets (default: 8)")
     add("--fuzz", metavar="N", type=int, default=20_000, help="how many hard texts (default: 20,000)")
+    add("--extreme", action="store_true", help="also very long texts, 25 MB in all")
     args = parser.parse_args()
     sources = sorted(args.source.rglob("*.parquet"))
     lines, differences = [], 0
     for file in args.files:
         log(str(file))
-        task = {"file": file.absolute(), "sources": list(map(str, sources)), "fuzz": args.fuzz}
+        task = {
+            "file": file.absolute(),
+            "sources": list(map(str, sources)),
+            "fuzz": args.fuzz,
+            "extreme": args.extreme,
+        }
         command = child("bench.tokenizers.compare", **task, most=args.megabytes * 1e6)
         found = run(command, Path.cwd()).reported
         lines.append((file.name, *found["cells"]))
@@ -55,7 +61,9 @@ def main() -> int:
     return 1 if differences else 0
 
 
-def compare(file: str, sources: Sequence[str], most: float, fuzz: int) -> dict[str, Any]:
+def compare(
+    file: str, sources: Sequence[str], most: float, fuzz: int, *, extreme: bool = False
+) -> dict[str, Any]:
     """Return the cells of a row, how many texts differ, and a few of them."""
     content, kind = Path(file).read_bytes(), _KINDS[Path(file).suffix]
     # No file has ids this large, so that nothing is taken for a separator.
@@ -76,7 +84,7 @@ def compare(file: str, sources: Sequence[str], most: float, fuzz: int) -> dict[s
     wanted, rate = _timed(reference, few)
     if fast is None:
         return {"cells": [f"none: {reason}", f"{rate:.1f}", load, *"----"], "differences": 0, "examples": []}
-    hard = _hard_texts(reference, fuzz)
+    hard = _hard_texts(few[0], fuzz, extreme=extreme)
     differing = [
         list(_differing(few, _timed(fast, few)[0], wanted)),
         list(_differing(hard, _timed(fast, hard)[0], _timed(reference, hard)[0])),
@@ -110,12 +118,13 @@ def _timed(
     return kept, size / 1e6 / spent if spent else 0.0
 
 
-def _hard_texts(reference: Tokenizer, count: int) -> list[pa.Array]:
-    """Return texts that are hard to split, some with words of the vocabulary."""
-    source = Texts(1, [reference.decode(np.array([number], np.uint32)) for number in range(300, 5000)])
+def _hard_texts(known: pa.Array, count: int, *, extreme: bool) -> list[pa.Array]:
+    """Return texts that are hard to split, some with words of those that are known."""
+    source = Texts(1, " ".join(known[:500].to_pylist()).encode().split()[:6_000])
     found = source.with_disagreements(count)
     batches = [found[at : at + 1000] for at in range(0, len(found), 1000)]
-    return [pa.array(batch, pa.large_string()) for batch in [*batches, list(extreme_texts())]]
+    batches += [list(extreme_texts())] if extreme else []
+    return [pa.array(batch, pa.large_string()) for batch in batches]
 
 
 def _differing(batches: Sequence[pa.Array], found: list[list[Any]], wanted: list[list[Any]]) -> Iterator[str]:
