@@ -65,9 +65,7 @@ def real_tables(folder: Path) -> Iterator[Pair]:
             print(f"without the rank table of {name}: {error}", file=sys.stderr)
 
 
-def derive(
-    compared: Compared, context: str, together: int = 1, scalars: Sequence[str] = SCALARS
-) -> set[int]:
+def derive(compared: Compared, context: str, together: int = 1, scalars: Sequence[str] = SCALARS) -> set[int]:
     """Return the code points that make a difference in the place of @ in the context.
 
     Texts with many code points `together` are compared first, which is faster.

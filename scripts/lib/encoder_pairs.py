@@ -43,9 +43,7 @@ def _by_case(endings: str, digits: str) -> str:
 # The patterns by which the tokenizer.json that gigatoken takes cut text into words; none: the one of ByteLevel.
 SPLITS: dict[str, tuple[str, ...]] = {
     "GPT-2, GPT-NeoX": (),
-    "GPT-2 as a Split": (
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    ),
+    "GPT-2 as a Split": (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
     "GPT-4": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}|\s*[\r\n]|\s+(?!\S)|\s+",),
     "Llama 3, OLMo 2": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}{_SPACES}",),
     "Qwen 2 and 3": (rf"{_WORDS}|\p{{N}}{_SYMBOLS}{_SPACES}",),
@@ -122,7 +120,9 @@ def of_file(description: str, definition: bytes) -> Pair:
     def encode(texts: Sequence[str]) -> Found:
         lengths, ids = [0], [np.empty(0, np.uint32)]
         for at in range(0, len(texts), 1000):  # The library makes objects for each token.
-            for encoding in reference.encode_batch_fast(list(texts[at : at + 1000]), add_special_tokens=False):
+            for encoding in reference.encode_batch_fast(
+                list(texts[at : at + 1000]), add_special_tokens=False
+            ):
                 ids.append(np.array(encoding.ids, np.uint32))
                 lengths.append(len(ids[-1]))
         return np.concatenate(ids), np.cumsum(lengths)
@@ -167,7 +167,9 @@ def synthetic_file(
         {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
         for split in splits
     ]
-    steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not splits})
+    steps.append(
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not splits}
+    )
     return json.dumps(
         {
             "version": "1.0",
