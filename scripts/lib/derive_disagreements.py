@@ -126,10 +126,9 @@ def as_ranges(codes: set[int]) -> Ranges:
 def source_with(ranges: Ranges) -> str:
     """Return the source of fwconvert/tokens/disagreements.py with another table."""
     versions = {name: importlib.metadata.version(name) for name in ("gigatoken", "tiktoken", "tokenizers")}
+    fast, *against = (f"{name} {version}" for name, version in versions.items())
     lines = [
-        "# First and last code point of each range, for these versions:",
-        f"# gigatoken {versions['gigatoken']} against tiktoken {versions['tiktoken']} "
-        f"and tokenizers {versions['tokenizers']}.",
+        f"# First and last code point of each range, for {fast} against {' and '.join(against)}.",
         f'GIGATOKEN = "{versions["gigatoken"]}"',
         "RANGES: tuple[tuple[int, int], ...] = (",
         *(f"    (0x{first:04X}, 0x{last:04X})," for first, last in ranges),

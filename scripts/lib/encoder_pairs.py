@@ -32,6 +32,12 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_MARKED_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+# It has the characters themselves where others have \r and \n.
+_DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^[CR][LF]\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[[CR][LF]]*|\s*[[CR][LF]]+|\s+(?!\S)|\s+"
+)
 
 
 def _by_case(endings: str, digits: str) -> str:
@@ -40,29 +46,20 @@ def _by_case(endings: str, digits: str) -> str:
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}"
 
 
-# The patterns by which the tokenizer.json that gigatoken takes cut text into words; none: the one of ByteLevel.
+# The patterns by which text is cut into words in the files that gigatoken takes; none: that of ByteLevel.
 SPLITS: dict[str, tuple[str, ...]] = {
     "GPT-2, GPT-NeoX": (),
     "GPT-2 as a Split": (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
     "GPT-4": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}|\s*[\r\n]|\s+(?!\S)|\s+",),
     "Llama 3, OLMo 2": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}{_SPACES}",),
     "Qwen 2 and 3": (rf"{_WORDS}|\p{{N}}{_SYMBOLS}{_SPACES}",),
-    "Qwen 3.5": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_SPACES}",
-    ),
+    "Qwen 3.5": (rf"{_MARKED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_SPACES}",),
     "GPT-4o, GPT-OSS": (_by_case(_ENDINGS, r"\p{N}{1,3}"),),
     "Mistral Nemo": (_by_case("", r"\p{N}"),),
     "DeepSeek V3": (
         r"\p{N}{1,3}",
         "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^"""
-        "\r\n"
-        r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+["
-        "\r\n"
-        r"]*|\s*["
-        "\r\n"
-        r"]+|\s+(?!\S)|\s+",
+        _DEEPSEEK.replace("[CR]", "\r").replace("[LF]", "\n"),
     ),
 }
 

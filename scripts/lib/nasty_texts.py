@@ -31,6 +31,10 @@ class Texts:
             self.white_space, self.run, self.contraction, self.combination, self.controls,
         ]  # fmt: skip
 
+    def with_disagreements(self, count: int) -> list[str]:
+        """Return this many texts of all kinds, with whatever characters they have."""
+        return [self.random.choice(self.kinds)() for _ in range(count)]
+
     def without_disagreements(self, count: int) -> list[str]:
         """Return this many texts of all kinds, without the code points of the table."""
         unwanted = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in disagreements.RANGES) + "]")

@@ -60,7 +60,7 @@ def found(script: dict[str, Any]) -> dict[str, set[int]]:
     """What each pair of encoders, and each way to normalize, finds; the script looks at more contexts."""
     # Between these, a letter of either case, a digit, a mark, a sign and all else are cut in different ways.
     crowd, derive = "!@A!@a!@Ab @.@", script["derive"]
-    # Hugging Face tokenizers take a minute for all. Pages with a doubtful character, and one character in 16 of others.
+    # Hugging Face tokenizers take a minute for all: pages with a doubtful character, and one in 16 of others.
     pages = {code >> 8 for code in CODES}
     some = [char for char in script["SAMPLED"] if ord(char) >> 8 in pages or not ord(char) % 16]
     pairs = script["encoder_pairs"].synthetic_pairs()

@@ -17,13 +17,12 @@ Tree = dict[str, Any]
 
 BLANK = "\u2581"
 LLAMA, GPT4 = encoder_pairs.SPLITS["Llama 3, OLMo 2"], encoder_pairs.SPLITS["GPT-4"]
-# As tiktoken has it for cl100k_base.
-INTERVAL = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
-    r"|\s+(?!\S)|\s+",
-)
+# Like that of tiktoken for cl100k_base.
+_PLUS = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+INTERVAL = (_PLUS + r"\s++$|\s*[\r\n]|\s+(?!\S)|\s+",)
 TEXTS = [
-    "", " ", "  Hello,  world's\n\n 1234567 \tx", "qzx a q zx qzxq xqzx qzxx qzx. \n qzx  \u00e9qzx", "  qzx  ",
+    "", " ", "  Hello,  world's\n\n 1234567 \tx",
+    "qzx a q zx qzxq xqzx qzxx qzx. \n qzx  \u00e9qzx", "  qzx  ",
     "e\u0301\u00e9 z\u00e9 ze\u0301", f"a {BLANK}{BLANK} b", "It's don't 'LL\r\n", "\u4e2d\u6587 \U0001f600",
 ]  # fmt: skip
 
