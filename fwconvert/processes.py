@@ -74,8 +74,19 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
+# Whether nobody but us runs anything in this process.
+_is_ours = False
+
+
+def is_ours() -> bool:
+    """Return whether this process was started by us, for us alone."""
+    return _is_ours
+
+
 def prepare(log: str) -> None:
     """Make a new process one of ours; runs once, before its first call."""
+    global _is_ours  # noqa: PLW0603  # a process becomes ours once
+    _is_ours = True
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # The driver blocked them while it started us.

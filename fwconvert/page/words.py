@@ -83,7 +83,12 @@ def _last(rules: Rules) -> str:
     }[rules.last]
 
 
-def ways(manifest: RunManifest, address: str) -> list[Way]:
+def where_separated(rules: Rules) -> str:
+    """Return where a separator stands: before or after each document, or both."""
+    return "before and after" if rules.separators_each == 2 else rules.eot
+
+
+def ways(manifest: RunManifest, address: str, program: str) -> list[Way]:
     """Return how each trainer loads the run; for those that need another format, how to make it."""
     rules = manifest.rules
     there = shlex.quote(address)
@@ -94,7 +99,7 @@ def ways(manifest: RunManifest, address: str) -> list[Way]:
         )
     ]
     if rules.compress:
-        unpacked = Way("Other trainers", f"fwconvert export {there} --compress none -o NEW")
+        unpacked = Way("Other trainers", f"{program} export {there} --compress none -o NEW")
         return [*own, unpacked]
     named = [line.name for line in manifest.shards if line.split == "train"]
     first = f"{address}/{named[0] if named else f'train{rules.suffix}'}"
@@ -111,7 +116,7 @@ def ways(manifest: RunManifest, address: str) -> list[Way]:
     read = [
         Way(one.trainer, one.line) for one in trainers.readings(rules, address, shards) if not one.why_not
     ]
-    return [*own, *read, *(Way(*other) for other in trainers.exports(rules, address))]
+    return [*own, *read, *(Way(*other) for other in trainers.exports(rules, address, program))]
 
 
 def number(count: int, what: str) -> str:

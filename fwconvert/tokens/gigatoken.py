@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from io import BufferedWriter
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from fwconvert import files
 from fwconvert.machine import resident_bytes
 from fwconvert.store import atomic
-from fwconvert.tokens import disagreements
+from fwconvert.tokens import disagreements, flat
 from fwconvert.tokens.tiktoken_kind import PRETOKENIZERS, Vocabulary
 from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, Tokens, text_bytes
 
@@ -84,7 +85,7 @@ class FastTokenizer:
     def _encode(self, content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Encoded:
         if len(bounds) == 1:
             return Encoded(np.empty(0, self.spec.token_type), bounds)
-        tokens, offsets = _encode(self._engine, content, bounds, parallel=self._threads > 1)
+        tokens, offsets = flat.encode(self._engine, content, bounds, parallel=self._threads > 1)
         return Encoded(tokens.astype(self.spec.token_type), offsets)
 
     def _forget_if_large(self, text_seen: int) -> None:
@@ -157,7 +158,7 @@ def agrees(vocabulary: Vocabulary) -> bool:
     with importlib.resources.as_file(place) as path:
         os.environ["RAYON_NUM_THREADS"] = "1"
         engine = of_file(path, PRETOKENIZERS[vocabulary.table])
-    tokens, offsets = _encode(engine, *text_bytes(texts), parallel=False)
+    tokens, offsets = flat.encode(engine, *text_bytes(texts), parallel=False)
     wanted = ReferenceTokenizer(vocabulary, place.read_bytes()).encode(texts)
     return np.array_equal(tokens, wanted.tokens) and np.array_equal(offsets, wanted.offsets)
 
@@ -177,24 +178,10 @@ def file_of(table: bytes, folder: Path) -> Iterator[Path]:
 
 def of_file(path: Path, pretokenizer: str) -> Any:
     """Return an engine for the rank table in a file, by gigatoken's name for how text is cut."""
-    import gigatoken  # noqa: PLC0415  # may be absent; whoever chooses the encoder knows
-
-    return gigatoken.Tokenizer.from_tiktoken(path, pretokenizer=pretokenizer, special_tokens={})
+    return library().Tokenizer.from_tiktoken(path, pretokenizer=pretokenizer, special_tokens={})
 
 
-def _encode(
-    engine: Any, content: NDArray[np.uint8], bounds: NDArray[np.int64], *, parallel: bool
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    layout = engine.encode_batch(_awkward_strings(content, bounds), parallel=parallel).layout
-    return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
-
-
-def _awkward_strings(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Any:
-    """Return texts as awkward strings over the same memory."""
-    import awkward  # noqa: PLC0415  # comes with gigatoken
-
-    characters = awkward.contents.NumpyArray(content, parameters={"__array__": "char"})
-    strings = awkward.contents.ListOffsetArray(
-        awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
-    )
-    return awkward.Array(strings)
+def library() -> Any:
+    """Return gigatoken, which may be absent: whoever chooses the encoder knows."""
+    flat.stand_in_for_awkward()  # Before anything can import it.
+    return import_module("gigatoken")

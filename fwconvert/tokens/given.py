@@ -49,7 +49,7 @@ def named(typed: str, kept: Callable[[], Kept | None] = lambda: None) -> Given |
     is_repository = repository.count("/") == 1 and is_dataset(repository)
     if path.suffix.lower() in KINDS:
         return _from_file(path, kept)
-    if _exists(path) and (path.is_dir() or not is_repository) and ("/" in typed or path.is_dir()):
+    if _exists(path):
         raise UsageError(_no_definition(path))
     if not is_repository:
         return None

@@ -16,7 +16,7 @@ import pyarrow as pa
 import tokenizers
 
 from fwconvert.errors import SourceError, UsageError, message
-from fwconvert.tokens import definition, disagreements, separators
+from fwconvert.tokens import definition, disagreements, gigatoken, separators
 from fwconvert.tokens.decoding import Pieces, byte_level, whole_pieces
 from fwconvert.tokens.defined import Given
 from fwconvert.tokens.gigatoken import FastTokenizer
@@ -64,11 +64,11 @@ class HuggingFace:
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""
-        import gigatoken  # noqa: PLC0415  # may be absent; whoever chooses the encoder knows
-
         text = _text(content).decode()
         return FastTokenizer(
-            self.reference(spec, content, how), lambda: gigatoken.Tokenizer.from_json(text), how.threads
+            self.reference(spec, content, how),
+            lambda: gigatoken.library().Tokenizer.from_json(text),
+            how.threads,
         )
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import sentencepiece
 
 from fwconvert.errors import SourceError, UsageError, message
-from fwconvert.tokens import disagreements, separators
+from fwconvert.tokens import disagreements, gigatoken, separators
 from fwconvert.tokens.decoding import Pieces, whole_pieces
 from fwconvert.tokens.defined import Given
 from fwconvert.tokens.definition import Facts
@@ -44,6 +44,7 @@ class SentencePieces:
         engine = _loaded(content, "")
         if any(map(engine.is_unused, range(engine.vocab_size()))):
             return "gigatoken does not pass over pieces that are marked as unused"
+        gigatoken.library()
         loader = importlib.import_module("gigatoken._load.sentencepiece")
         try:
             tree = json.loads(loader.sentencepiece_to_tokenizer_json(_for_text(content)))
@@ -54,15 +55,13 @@ class SentencePieces:
 
     def fast(self, spec: TokenizerSpec, content: bytes, how: Loading) -> FastTokenizer:
         """See Library."""
-        import gigatoken  # noqa: PLC0415  # may be absent; whoever chooses the encoder knows
-
         reference = self.reference(spec, content, how)
         model = _for_text(content)
         # Behind a piece that users have defined gigatoken puts a blank, which the library does not.
         defined = {name for kind, name in _typed(content) if kind == _USER_DEFINED}
         return FastTokenizer(
             reference,
-            lambda: gigatoken.Tokenizer.from_sentencepiece(model),
+            lambda: gigatoken.library().Tokenizer.from_sentencepiece(model),
             how.threads,
             doubtful={_UNSPELT.encode(), *defined},
         )

@@ -22,9 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fwconvert.processes import prepare
 from fwconvert.sources import pages, reading
 from fwconvert.sources import parquet as source
-from fwconvert.tokens import registry, tiktoken_kind
+from fwconvert.tokens import flat, registry, tiktoken_kind
+from fwconvert.tokens.tokenizer import text_bytes
 
 Counts: TypeAlias = "Counter[str]"
 Encode: TypeAlias = Callable[[pa.Array], int]
@@ -60,7 +62,8 @@ def counts(text: pa.Array, tokens: int = 0) -> Counts:
 
 def ceiling(files: list[str], processes: int, tokenizer: str) -> Counts:
     """Decode and encode, in this many processes."""
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    # Processes like its workers: in those a batch reaches the encoder by the shortest way.
+    with ProcessPoolExecutor(processes, get_context("spawn"), prepare, (os.devnull,)) as pool:
         return sum(pool.map(_encode_file, files, [tokenizer] * len(files)), Counter())
 
 
@@ -109,7 +112,7 @@ def fast_encoder(name: str) -> Encode:
         slow = registry.load(chosen, Path())
         return lambda text: len(slow.encode(text.drop_null()).tokens)
     engine = _gigatoken(chosen)
-    return lambda text: len(engine.encode_batch(_strings(text), parallel=False).layout.content.data)
+    return lambda text: len(flat.encode(engine, *text_bytes(text.cast(pa.large_string())), parallel=False)[0])
 
 
 def _gigatoken(chosen: tiktoken_kind.Vocabulary) -> Any:
@@ -119,18 +122,6 @@ def _gigatoken(chosen: tiktoken_kind.Vocabulary) -> Any:
         kind = tiktoken_kind.PRETOKENIZERS[chosen.table]
         make = import_module("gigatoken").Tokenizer.from_tiktoken
         return make(path, pretokenizer=kind, special_tokens={})
-
-
-def _strings(text: pa.Array) -> Any:
-    """Return texts as awkward strings over the same memory; a null has no characters."""
-    awkward = import_module("awkward")
-    text = text.cast(pa.large_string())
-    _, offsets, content = text.buffers()
-    index = awkward.index.Index64(np.frombuffer(offsets, np.int64, len(text) + 1, text.offset * 8))
-    letters = np.frombuffer(content or b"", np.uint8)
-    characters = awkward.contents.NumpyArray(letters, parameters={"__array__": "char"})
-    strings = awkward.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"})
-    return awkward.Array(strings)
 
 
 def decode(files: list[str]) -> Counts:
