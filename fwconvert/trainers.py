@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from fwconvert import formats
 from fwconvert.formats import FormatName
 from fwconvert.recipes import Rules
@@ -195,18 +197,20 @@ def _filled(line: str, rules: Rules, place: str) -> str:
 
 
 def exports(rules: Rules, place: str, program: str) -> list[tuple[str, str]]:
-    """Return the trainers of each other format, and the command that makes it from this run."""
+    """Return the trainers of other formats that can be fed with these tokens, and what makes their files."""
     names: dict[str, list[str]] = {}
     for one in TRAINERS:
-        known = names.setdefault(one.format, [])
-        if one.name not in known:
-            known.append(one.name)
-    there = shlex.quote(place)
-    return [
-        (", ".join(trainers), f"{program} export {there} --format {kind} -o NEW")
-        for kind, trainers in names.items()
-        if kind != rules.format
-    ]
+        if one.format == rules.format:
+            continue
+        without = "--val-tokens 0" in one.flags
+        val_tokens = 0 if without else rules.val_tokens
+        changed = structs.replace(
+            rules, format=one.format, eot=formats.find(one.format).eot, val_tokens=val_tokens
+        )
+        if not one.refuses(changed, None):
+            how = f"--format {one.format}" + (" --val-tokens 0" if without else "")
+            names.setdefault(f"{program} export {shlex.quote(place)} {how} -o NEW", []).append(one.name)
+    return [(", ".join(dict.fromkeys(trainers)), command) for command, trainers in names.items()]
 
 
 def warnings(rules: Rules, train_shards: int | None = None) -> list[str]:

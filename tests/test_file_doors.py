@@ -75,10 +75,11 @@ ALLOWED: dict[str, dict[str, int]] = {
 }
 
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
-# in tiktoken's cache, a table that gigatoken reads from a file, parts, fetched sources, and a page.
+# in tiktoken's cache, a table that gigatoken reads from a file, what defines the tokenizer of a run, parts,
+# fetched sources, and a page.
 ATOMIC = {
-    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download",
-    "hub/part", "run/prefetch", "page/writing",
+    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "tokens/defined",
+    "hub/download", "hub/part", "run/prefetch", "page/writing",
 }  # fmt: skip
 
 

@@ -187,7 +187,8 @@ def gather(out: str | os.PathLike[str], *, verified: bool = False) -> Facts:
     name = str(out).rstrip("/").rpartition("/")[2] or str(out)
     return Facts(
         name=printable(name if name not in {".", ".."} else os.path.basename(os.path.abspath(out))),  # noqa: PTH100, PTH119
-        address=printable(store.uri),
+        # As it is typed from any folder: what trainers are told stands on the page, too.
+        address=printable(store.uri if store.is_remote else os.path.abspath(out)),  # noqa: PTH100
         manifest=manifest,
         recipe=recipe,
         complete=opened.complete,

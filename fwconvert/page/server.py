@@ -407,7 +407,7 @@ def _as_json(browsing: Browsing, piece: Piece, first: int) -> dict[str, Any]:
 
     return {
         "program": browsing.program,
-        "run": shlex.quote(printable(str(browsing.out))),
+        "run": shlex.quote(browsing.facts.address),
         "shard": piece.shard,
         "shard_tokens": reader.line(piece.shard).tokens,
         "number": piece.number,

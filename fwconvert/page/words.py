@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
-from fwconvert import trainers
+from fwconvert import kinds, trainers
 from fwconvert.recipes import Rules
 from fwconvert.store.run_manifest import RunManifest
 
@@ -19,11 +19,11 @@ class Way:
 def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return what the recipe decides, each with what it means."""
     rules, files = manifest.rules, len(manifest.sources)
-    dataset = {"local": "parquet files on this machine", "demo": "a small made-up corpus"}
-    origin = dataset.get(manifest.dataset, manifest.dataset)
+    dataset = {"local": "on this machine", "demo": "of a small made-up corpus"}
+    origin = dataset.get(manifest.dataset, f"of {manifest.dataset}")
     revision = f", at revision {manifest.revision}" if manifest.revision else ""
     found = [
-        ("Sources", f"{number(files, 'parquet file')} of {origin}{revision}, {size(_bytes(manifest))}."),
+        ("Sources", f"{number(files, _kind(manifest))} {origin}{revision}, {size(_bytes(manifest))}."),
         ("Text", f"The column “{rules.text_column}”{_choice(rules)}"),
         (
             "Tokens",
@@ -41,6 +41,12 @@ def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
         ]
         found.append(("Limit", f"The run ends {' or '.join(limits)}, whichever is first."))
     return [(name, text) for name, text in found if text]
+
+
+def _kind(manifest: RunManifest) -> str:
+    """Return what a source is."""
+    found = {kinds.of(file.path) for file in manifest.sources}
+    return f"{found.pop()} file" if len(found) == 1 and None not in found else "file"
 
 
 def _bytes(manifest: RunManifest) -> int:

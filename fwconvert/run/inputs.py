@@ -98,10 +98,16 @@ class Input(Protocol):
         place = self.location(source)
         return place, str(place)
 
-    def choose_encoder(self, recipe: Recipe, options: Options, apart: CallApart) -> tuple[str, str]:
+    def choose_encoder(
+        self, store: Store, recipe: Recipe, options: Options, apart: CallApart
+    ) -> tuple[str, str]:
         """Return the encoder to use, and a notice ("" if none). What may end its process is tried `apart`."""
         spec = registry.of_rules(recipe.rules)
-        return registry.kind_of(spec).choose_encoder(spec, options.encoder, apart)
+
+        def folder() -> Path:
+            return store.pull(layout.VOCABULARIES)
+
+        return registry.kind_of(spec).choose_encoder(spec, options.encoder, apart, folder)
 
     def new_session(
         self,

@@ -106,7 +106,10 @@ def test_status_lists_failed_jobs_with_the_reason(failed: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "incomplete" in shown
     assert "1 of 2 done" in shown
-    assert "b.parquet (2 attempts)" in shown
+    reason, *values = shown[shown.index("failed  b.parquet (2 attempts): ") :].splitlines()
+    assert reason.endswith(": a source file cannot be read as parquet")
+    assert values
+    assert all(line.startswith(" " * 10) for line in values), "what belongs to a failure stands below it"
     assert main(["status", str(failed), "--json"]) == 1
     assert [job["path"] for job in json.loads(capsys.readouterr().out)["failed"]] == ["b.parquet"]
 

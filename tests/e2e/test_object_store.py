@@ -13,6 +13,7 @@ import child
 import corpus
 import pytest
 import runner
+import small_tokenizers
 from buckets import KINDS, Place
 from torture import s3
 
@@ -596,3 +597,22 @@ def test_a_copy_of_another_run_is_refused(rclone: Place, sources: Path, whole: P
 
     assert ended.returncode == 2
     assert "another recipe" in ended.stderr
+
+
+def test_a_tokenizer_of_a_file_is_kept_in_the_bucket(rclone: Place, sources: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+    path = small_tokenizers.written(tmp_path, "tokenizer.json", small_tokenizers.byte_level())
+    uri = rclone.uri("tokenizer")
+    words = ("--source", sources, "--shard-tokens", "3000", "--workers", "1", "--tokenizer", path)
+    assert "done: all 3 sources" in rclone.good(*words, "--out", uri)
+    here = tmp_path / "here"
+    runner.assert_tidy_end(runner.command_line(*words, "--out", here, capture_output=True), 0)
+    assert rclone.tree("tokenizer") == runner.tree(here)
+    path.unlink()
+    assert "already complete" in rclone.good(*words, "--out", uri)
+    assert f"{uri}: no problems" in rclone.good("verify", uri)
+    assert "document 1 " in rclone.good("show", uri, "--document", "2")
+    assert "done" in rclone.good(
+        "export", uri, "--format", "npy", "--eot-token", "<|begin|>", "-o", rclone.uri("npy")
+    )
+    assert "document 1 " in rclone.good("show", rclone.uri("npy"), "--document", "2")

@@ -89,6 +89,32 @@ def test_an_npy_header_of_another_spelling_is_read_but_is_not_that_of_a_run() ->
         formats.NPY.own_contents("a.npy", spelt, 138, 2)
 
 
+def test_a_header_of_mds_tells_its_tokens_and_nothing_else_does() -> None:
+    found = formats.windowed("mds", 64, 6400)
+    for width, tokens in ((2, 0), (4, 63), (2, 6400), (4, 6400)):
+        head = found.header_of(width, tokens)
+        size = len(head) + width * tokens
+        assert len(head) == found.header_bytes
+        assert found.own_contents("a.mds", head, size, width) == Contents(tokens, width, len(head))
+        with pytest.raises(ShardError, match=r"(?s)not a token shard of uint.*a\.mds"):
+            found.own_contents("a.mds", head, size, 6 - width)
+        for other, other_size in ((head[:-1], size), (bytes(len(head)), size), (head, size + 1)):
+            with pytest.raises(ShardError, match=r"a\.mds"):
+                found.contents("a.mds", other, other_size)
+
+
+@pytest.mark.parametrize("tokens", [2**29, 2**30, 2**31, 2**62])
+def test_a_header_of_mds_that_claims_what_it_has_no_room_for_is_refused(tokens: int) -> None:
+    """A file may be as large as it claims without having been written: sparse."""
+    found = formats.windowed("mds", 2**20, 9 * 2**20)
+    head = found.header_of(4, 9 * 2**20).rstrip()
+    claim = head.replace(b'"tokens": 9437184', b'"tokens": %d' % tokens).ljust(found.header_bytes)
+
+    assert claim != head.ljust(found.header_bytes)
+    with pytest.raises(ShardError, match="not a token shard in MDS's format"):
+        found.own_contents("a.mds", claim, len(claim) + 4 * tokens, 4)
+
+
 def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
     # llm.c: a file below 2 GiB. Megatron: int32 lengths. The others: uint32 starts, or none at all.
     assert formats.LLMC.most(2) == (2**31 - 1 - 1024) // 2
@@ -146,6 +172,11 @@ def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
          ["edu_fineweb_train_00003_001.idx"]),
         ("datatrove", "edu_fineweb_train_00003_001.ds", "edu_fineweb_train_00003_001.docs",
          ["edu_fineweb_train_00003_001.ds.index", "edu_fineweb_train_00003_001.ds.metadata"]),
+        ("nemo", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs",
+         ["edu_fineweb_train_00003_001.bos.idx"]),
+        ("litdata", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs", []),
+        ("mds", "edu_fineweb_train_00003_001.mds", "edu_fineweb_train_00003_001.docs", []),
+        ("parquet", "edu_fineweb_train_00003_001.parquet", "edu_fineweb_train_00003_001.docs", []),
     ],
 )  # fmt: skip
 def test_files_are_named_as_their_trainer_wants_them(

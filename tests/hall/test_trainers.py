@@ -123,3 +123,15 @@ def test_a_run_names_the_way_to_every_other_format() -> None:
     found = trainers.exports(rules("llmc", "before"), "my run", "fwconvert")
     assert len(found) == len({one.format for one in trainers.TRAINERS}) - 1
     assert ("NeMo Automodel", "fwconvert export 'my run' --format nemo -o NEW") in found
+
+
+def test_who_cannot_be_fed_with_these_tokens_is_not_named() -> None:
+    narrow = dict(trainers.exports(rules("npy", "before"), "OUT", "fwconvert"))
+    wide = dict(trainers.exports(rules("npy", "before", **CL100K), "OUT", "fwconvert"))
+
+    assert narrow["llm.c, modded-nanogpt, NeMo Automodel"] == "fwconvert export OUT --format llmc -o NEW"
+    assert wide["llm.c, train_llama3.py"] == "fwconvert export OUT --format llmc -o NEW"
+    assert "nanoGPT" in narrow
+    assert "nanoGPT" not in wide
+    # It trains on all files of a folder.
+    assert narrow["nanotron"] == "fwconvert export OUT --format datatrove --val-tokens 0 -o NEW"

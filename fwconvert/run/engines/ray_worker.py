@@ -104,7 +104,7 @@ def _load_tokenizer(context: RunContext) -> None:
 
     store = open_store(context.run, context.session, context.scratch)
     how = Loading(context.encoder, context.threads, store.local(layout.TEMPORARY))
-    registry.load(registry.of_rules(context.rules), store.local(layout.VOCABULARIES), how)
+    registry.load(registry.of_rules(context.rules), store.pull(layout.VOCABULARIES), how)
 
 
 class Board:
