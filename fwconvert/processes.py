@@ -78,6 +78,12 @@ def open_standard_streams() -> None:
 _is_ours = False
 
 
+def claim() -> None:
+    """Say that nobody but us runs anything in this process."""
+    global _is_ours  # noqa: PLW0603  # a process becomes ours once
+    _is_ours = True
+
+
 def is_ours() -> bool:
     """Return whether this process was started by us, for us alone."""
     return _is_ours
@@ -85,8 +91,7 @@ def is_ours() -> bool:
 
 def prepare(log: str) -> None:
     """Make a new process one of ours; runs once, before its first call."""
-    global _is_ours  # noqa: PLW0603  # a process becomes ours once
-    _is_ours = True
+    claim()
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # The driver blocked them while it started us.

@@ -12,6 +12,7 @@ from pathlib import Path
 import corpus
 import pytest
 import runner
+import small_tokenizers
 from runner import PRIVATE
 
 SIZE = ("--tokenizer", "bytes", "--shard-tokens", "700")
@@ -33,6 +34,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "format raw zstd": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "0", "--compress", "zstd"),
     **{f"tokenizer {word}": ("--tokenizer", word, "--shard-tokens", "200")
        for word in ("gpt2", "r50k_base", "cl100k_base")},
+    "tokenizer FILE": ("--tokenizer", "tokenizer.json", "--shard-tokens", "700"),
     **{f"separators {' '.join(words)}": ("--tokenizer", "cl100k_base", "--shard-tokens", "200", *words)
        for words in (("--eot-token", "<|fim_prefix|>"), ("--bos-token", "100256"),
                      ("--bos-token", "<|endofprompt|>", "--eot-token", "100257"))},
@@ -58,6 +60,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / f"{number}.parquet", text=texts, score=[*range(20)], int_score=[*range(20)]
         )
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Have the file of a tokenizer where the program is started."""
+    if "tokenizer FILE" in request.node.name:
+        pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+        small_tokenizers.written(tmp_path, "tokenizer.json", small_tokenizers.byte_level())
+        monkeypatch.chdir(tmp_path)
 
 
 def convert(sources: Path, out: Path, *words: str) -> None:

@@ -43,7 +43,6 @@ _REPOSITORY = str(Path(__file__).parent.parent.parent)
 # What the package imports when it needs it, and what huggingface_hub imports. Not that itself: it reads its
 # settings from the environment when it is imported.
 _LIBRARIES = (
-    "awkward",
     "boto3",
     "botocore.config",
     "concurrent.futures.process",

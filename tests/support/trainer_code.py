@@ -54,6 +54,8 @@ def _why_not_there() -> str:
     """
     if CACHE.is_dir():
         return ""
+    if not os.access(CACHE.parent, os.W_OK):
+        return f"{CACHE.parent} may not be written to"
     with tempfile.TemporaryDirectory(prefix="trainers-", dir=CACHE.parent) as folder:
         wheels, code = Path(folder) / "wheels", Path(folder) / "code"
         words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
@@ -64,8 +66,9 @@ def _why_not_there() -> str:
         except subprocess.TimeoutExpired:
             return f"it takes longer than {_FETCH_SECONDS} s"
         except subprocess.CalledProcessError as error:
-            lines: list[str] = [line for line in error.stderr.splitlines() if "ERROR" in line]
-            return (lines or ["pip does not say why"])[-1][:300]
+            said: list[str] = error.stderr.splitlines()
+            lines = [line for line in said if "ERROR" in line] or said or ["pip does not say why"]
+            return lines[-1][:300]
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as packed:
                 packed.extractall(code)

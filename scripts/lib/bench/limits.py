@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fwconvert.processes import prepare
+from fwconvert.processes import claim
 from fwconvert.sources import pages, reading
 from fwconvert.sources import parquet as source
 from fwconvert.tokens import flat, registry, tiktoken_kind
@@ -63,7 +63,7 @@ def counts(text: pa.Array, tokens: int = 0) -> Counts:
 def ceiling(files: list[str], processes: int, tokenizer: str) -> Counts:
     """Decode and encode, in this many processes."""
     # Processes like its workers: in those a batch reaches the encoder by the shortest way.
-    with ProcessPoolExecutor(processes, get_context("spawn"), prepare, (os.devnull,)) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), claim) as pool:
         return sum(pool.map(_encode_file, files, [tokenizer] * len(files)), Counter())
 
 

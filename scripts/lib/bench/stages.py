@@ -20,6 +20,7 @@ from typing import Any
 
 import fwconvert
 from fwconvert.options import EncoderChoice
+from fwconvert.processes import claim
 from fwconvert.run.engines.executor import ExecutorEngine
 from fwconvert.shards import cutting, shard
 from fwconvert.sources import parquet
@@ -96,6 +97,7 @@ class _Digest:
 
 def stages(folder: str, out: str, vocabulary: str, encoder: EncoderChoice) -> dict[str, Any]:
     """Convert `folder` with one worker and one thread; return the seconds of each stage."""
+    claim()  # As in a worker, a batch reaches the encoder by the shortest way.
     clock = Clock()
     recipe = fwconvert.recipe(source=folder, tokenizer=vocabulary)
     options = fwconvert.Options(workers=1, threads=1, encoder=encoder)
