@@ -170,9 +170,11 @@ class Format:
         Raises ShardError, which names the file, if it did not.
         """
         found = self.contents(file, head, size, token_bytes)
-        own = self.header_of(token_bytes, found.tokens)
+        is_width = found.token_bytes == token_bytes
+        # There may be none for so many tokens of another width.
+        own = self.header_of(token_bytes, found.tokens if is_width else 0)
         is_exact = self.header is not None and self.header.is_exact
-        if (found.token_bytes, found.offset) != (token_bytes, len(own)) or (is_exact and head != own):
+        if not is_width or found.offset != len(own) or (is_exact and head != own):
             raise ShardError(
                 message(
                     f"this is not a token shard of uint{8 * token_bytes} in {self.trainer}'s format",
@@ -240,7 +242,7 @@ def windowed(name: str, sequence_length: int, longest: int) -> Format:
         size=room,
         magics=(),
         make=lambda token_bytes, tokens: _mds_header(room, sequence_length, token_bytes, tokens),
-        parse=lambda file, head: _parse_mds(room, file, head),
+        parse=lambda file, head: _parse_mds(room, sequence_length, file, head),
         is_exact=True,
     )
     return replace(find(name), header=header)
@@ -335,7 +337,7 @@ def _mds_header(room: int, sequence_length: int, token_bytes: int, tokens: int) 
     return (offsets.tobytes() + json.dumps(columns, sort_keys=True).encode()).ljust(room)
 
 
-def _parse_mds(room: int, file: object, head: bytes) -> Contents:
+def _parse_mds(room: int, sequence_length: int, file: object, head: bytes) -> Contents:
     try:
         (samples,) = struct.unpack_from("<I", head)
         columns = json.loads(head[_MDS_OFFSET * (2 + samples) : room])
@@ -343,7 +345,9 @@ def _parse_mds(room: int, file: object, head: bytes) -> Contents:
         token_bytes = {"uint16": 2, "uint32": 4}[encoding.split(":")[1]]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
         tokens, token_bytes = -1, 0
-    if len(head) < room or type(tokens) is not int or tokens < 0:
+    # Its offsets have 4 bytes, and there is room for each.
+    is_possible = type(tokens) is int and tokens >= 0 and tokens * token_bytes < 2**32 - room
+    if len(head) < room or not is_possible or _MDS_OFFSET * (2 + tokens // sequence_length) > room:
         wrong = "this is not a token shard in MDS's format"
         raise ShardError(message(wrong, file=file, first_bytes=head[:12].hex(" ")))
     return Contents(tokens, token_bytes, room)

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from fwconvert import formats
 from fwconvert.formats import FormatName
 from fwconvert.recipes import Rules
@@ -24,7 +26,8 @@ class Trainer:
     # The version whose own reader read our files.
     tried: str
     format: FormatName
-    # What is typed or set there. {out}: the folder, {name}: its last part, {train}, {val}: the token shards.
+    # What is typed or set there. {out}: the folder, {typed}: as a shell takes it, {name}: its last part,
+    # {train}, {val}: the token shards.
     line: str
     # What it must be told, or does, beside that; for the table.
     note: str = ""
@@ -100,7 +103,7 @@ TRAINERS: Sequence[Trainer] = (
     ),
     Trainer(
         "Megatron-LM", "core 0.16.1", "megatron",
-        "--per-split-data-args-path {out}/" + _MEGATRON_LIST,
+        "--per-split-data-args-path {typed}/" + _MEGATRON_LIST,
         flags="--format megatron",
         note="it has each token shard with its tokens as the weight, and the path of the folder: after a "
         "move run the command again",
@@ -128,7 +131,7 @@ TRAINERS: Sequence[Trainer] = (
     ),
     Trainer(
         "LitGPT", "0.5.13", "litdata",
-        "--data LitData --data.data_path {out} --data.split_names '[train, val]'",
+        "--data LitData --data.data_path {typed} --data.split_names '[train, val]'",
         flags="--format litdata",
     ),
     Trainer(
@@ -185,6 +188,7 @@ def _filled(line: str, rules: Rules, place: str) -> str:
     many = "" if rules.shard_format.is_one_stream else "_*"
     return line.format(
         out=place,
+        typed=shlex.quote(place),
         name=place.rstrip("/").rpartition("/")[2],
         train=f"{place}/{prefix}train{many}{rules.suffix}",
         val=f"{place}/{prefix}val{many}{rules.suffix}",
@@ -192,19 +196,21 @@ def _filled(line: str, rules: Rules, place: str) -> str:
     )
 
 
-def exports(rules: Rules, place: str) -> list[tuple[str, str]]:
-    """Return the trainers of each other format, and the line that makes it from this run."""
+def exports(rules: Rules, place: str, program: str) -> list[tuple[str, str]]:
+    """Return the trainers of other formats that can be fed with these tokens, and what makes their files."""
     names: dict[str, list[str]] = {}
     for one in TRAINERS:
-        known = names.setdefault(one.format, [])
-        if one.name not in known:
-            known.append(one.name)
-    there = shlex.quote(place)
-    return [
-        (", ".join(trainers), f"fwconvert export {there} --format {kind} -o NEW")
-        for kind, trainers in names.items()
-        if kind != rules.format
-    ]
+        if one.format == rules.format:
+            continue
+        without = "--val-tokens 0" in one.flags
+        val_tokens = 0 if without else rules.val_tokens
+        changed = structs.replace(
+            rules, format=one.format, eot=formats.find(one.format).eot, val_tokens=val_tokens
+        )
+        if not one.refuses(changed, None):
+            how = f"--format {one.format}" + (" --val-tokens 0" if without else "")
+            names.setdefault(f"{program} export {shlex.quote(place)} {how} -o NEW", []).append(one.name)
+    return [(", ".join(dict.fromkeys(trainers)), command) for command, trainers in names.items()]
 
 
 def warnings(rules: Rules, train_shards: int | None = None) -> list[str]:
@@ -250,7 +256,8 @@ def reference_rows() -> list[str]:
         kind = formats.find(one.format)
         many = f"{{}}{kind.suffix}" if kind.is_one_stream else f"{name}_{{}}_*{kind.suffix}"
         train, val = (f"{out}/{many.format(split)}" for split in ("train", "val"))
-        values = {"out": out, "name": out.rpartition("/")[2], "train": train, "val": val, "length": 2048}
+        values = {"out": out, "typed": out, "name": out.rpartition("/")[2], "train": train, "val": val}
+        values["length"] = str(formats.SEQUENCE_LENGTH)
         made = f"`{one.flags}`" if one.flags else ""
         said = "; ".join(filter(None, (f"`{one.line.format(**values)}`", one.note.format(**values))))
         rows.append(f"| {one.name} | {one.tried} | {made} | {said} |")

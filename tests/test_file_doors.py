@@ -62,8 +62,12 @@ ALLOWED: dict[str, dict[str, int]] = {
     "page/render": {"resources.files('fwconvert.page').joinpath(*name.split('/')).read_text": 1},
     # Files that are open already, a footer in memory, and what `files` has opened and holds.
     "shards/shard": {"np.memmap": 1, "np.fromfile": 1},
-    "sources/parquet": {"pq.ParquetFile": 2, "pa.OSFile": 1},
+    "sources/reading": {"pa.OSFile": 1},
+    "sources/parquet": {"pq.ParquetFile": 2},
     "sources/labels": {"pq.ParquetFile": 1},
+    "sources/arrow": {"pa.ipc.read_schema": 1},
+    # A table goes through a draft, and is read from what `files` has opened.
+    "shards/table": {"pq.ParquetWriter": 1, "table.write_table": 1, "pq.ParquetFile": 1},
     # Where a plan lays a vocabulary for a moment, since it must leave nothing in the folder of the run.
     "run/sampling": {"tempfile.TemporaryDirectory": 1},
     # Written into memory.
@@ -71,10 +75,11 @@ ALLOWED: dict[str, dict[str, int]] = {
 }
 
 # Who uses the store's own hand outside of a run: a manifest and a corpus where the user wants them, a table
-# in tiktoken's cache, a table that gigatoken reads from a file, parts, fetched sources, and a page.
+# in tiktoken's cache, a table that gigatoken reads from a file, what defines the tokenizer of a run, parts,
+# fetched sources, and a page.
 ATOMIC = {
-    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "hub/download",
-    "hub/part", "run/prefetch", "page/writing",
+    "sources/pin", "sources/demo", "tokens/tiktoken_kind", "tokens/gigatoken", "tokens/defined",
+    "hub/download", "hub/part", "run/prefetch", "page/writing",
 }  # fmt: skip
 
 

@@ -410,7 +410,8 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, Path | str, Options]:
     from fwconvert.run.request import recipe  # noqa: PLC0415
 
     out = args.out or _default_out(args.version, args.source)
-    return recipe(**_named(args, inspect.signature(recipe).parameters)), out, _options(args)
+    named = {**_named(args, inspect.signature(recipe).parameters), "out": out}
+    return recipe(**named), out, _options(args)
 
 
 def _options(args: argparse.Namespace) -> Options:

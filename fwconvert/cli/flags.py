@@ -28,15 +28,16 @@ def add_recipe(parser: Group) -> None:
     source.add_argument("--text-column", metavar="NAME", default="text", help="default: text; or a.b.c")
     recipe = parser.add_argument_group("what to make (part of the recipe)")
     add = recipe.add_argument
-    add("--tokenizer", metavar="NAME", default="gpt2",
-        help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes")  # fmt: skip
+    add("--tokenizer", metavar="NAME|FILE|OWNER/NAME", default="gpt2", type=values.given,
+        help="gpt2 (default), cl100k_base, o200k_base, r50k_base, p50k_base, bytes; "
+        "tokenizer.json, NAME.model, NAME.tiktoken; or a model of the hub")  # fmt: skip
     add_shape(recipe)
     add_choice(parser.add_argument_group("which documents (part of the recipe)").add_argument)
 
 
 def _add_separators(add: Callable[..., object], *, changes: bool) -> None:
     """Add which tokens separate documents."""
-    default = "as in OUT" if changes else "<|endoftext|>"
+    default = "as in OUT" if changes else "<|endoftext|>, or that of the tokenizer's file"
     add("--eot-token", metavar="TOKEN", type=values.given,
         help=f"the separator of documents, by name or id (default: {default})")  # fmt: skip
     add("--bos-token", metavar="TOKEN", type=values.given,
@@ -107,7 +108,8 @@ def add_encoding(group: Group) -> None:
         "--threads", metavar="N", type=values.count(1), help="in each process (default: cores / workers)"
     )
     _add_choices(group, "--encoder", ("auto", "fast", "reference"), default="auto",
-        help="fast: gigatoken, audited; reference: tiktoken (default: auto)")  # fmt: skip
+        help="fast: gigatoken, audited; reference: tiktoken, or the library of the tokenizer "
+        "(default: auto)")  # fmt: skip
 
 
 def add_work(group: Group, *, rehash: bool = True) -> None:
@@ -177,6 +179,13 @@ _ALIASES = {
     "--layout": {"stream": "contiguous", "continuous": "contiguous", "persource": "independent"},
     "--encoder": {"gigatoken": "fast", "tiktoken": "reference", "slow": "reference"},
 }  # fmt: skip
+
+
+def add_copies(add: Callable[..., object]) -> None:
+    """Add where commands that fetch no sources have copies of what is in an object store."""
+    add("--scratch", metavar="DIR", type=values.path,
+        help="a folder of this machine for files on their way to or from an object store "
+        "(default: in the user's cache)")  # fmt: skip
 
 
 def add_fetching(add: Callable[..., object]) -> None:

@@ -1,6 +1,7 @@
 """Commands for people who look at runs: a page, the page live, and two runs beside each other."""
 
 import argparse
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fwconvert import records
 from fwconvert.cli import text as wording
-from fwconvert.cli.console import note, tell
+from fwconvert.cli.console import note, program, tell
 from fwconvert.errors import UsageError, message, printable
 from fwconvert.store.bucket import is_uri
 
@@ -25,7 +26,7 @@ def report(args: argparse.Namespace) -> int:
     output = args.output or _named_after(args.out)
     found = facts.gather(args.out, verified=args.verify)
     writing.refuse_place(args.out, found.manifest.rules, output)
-    writing.write(output, render.render(found).html)
+    writing.write(output, render.render(found, program=program()).html)
     tell(message("the page is written; open it in a browser", file=output.absolute()))
     wrong = found.problems or (found.report is not None and not found.report.ok)
     if wrong:
@@ -46,7 +47,7 @@ def browse(args: argparse.Namespace) -> int:
     if args.port is not None and args.port > 65_535:
         raise UsageError(message("there is no such port", "choose one up to 65535", port=args.port))
     with _stopping() as stop:
-        server.serve(args.out, args.port, _tell_address, stop)
+        server.serve(args.out, args.port, _tell_address, stop, program())
     return 0
 
 
@@ -114,7 +115,7 @@ def in_words(found: "Comparison") -> str:
         if first.note:
             lines.append(f"  {first.note}")
         if first.a_token is not None:
-            lines.append(f"  -> see it: fwconvert trace {found.a} {first.a}{at}")
+            lines.append(f"  -> see it: {program()} trace {shlex.quote(found.a)} {first.a}{at}")
     return printable("\n".join(lines))
 
 

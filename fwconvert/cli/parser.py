@@ -285,6 +285,7 @@ def _fill_export(parser: Parser) -> None:
         "-o", "--out", metavar="DIR", dest="new", type=values.place, required=True,
         help="a new folder, or s3://...",
     )  # fmt: skip
+    flags.add_copies(parser.add_argument)
     flags.add_display(parser)
     flags.add_wandb(parser)
     flags.add_shape(parser.add_argument_group("what to make (part of the recipe)"), changes=True)
@@ -295,6 +296,7 @@ def _fill_export(parser: Parser) -> None:
 def _fill_merge(parser: Parser) -> None:
     flags.add_run(parser)
     flags.add_world(parser)
+    flags.add_copies(parser.add_argument)
     flags.add_display(parser)
     flags.add_wandb(parser)
     flags.add_work(parser.add_argument_group("work (no byte of the output depends on it)"))
@@ -305,8 +307,7 @@ def _fill_copy(parser: Parser) -> None:
     flags.add_run(parser)
     add = parser.add_argument
     add("new", metavar="NEW", type=values.place, help="a folder, or s3://bucket/prefix (gs://, az://)")
-    add("--scratch", metavar="DIR", type=values.path,
-        help="a folder of this machine for files on their way (default: in the user's cache)")  # fmt: skip
+    flags.add_copies(add)
     flags.add_display(parser)
 
 

@@ -179,7 +179,8 @@ def limits(snapshot: Snapshot, forecast: Forecast) -> list[str]:
     """Return what the run waits for, the download rate and what is to come, if the run fetches files."""
     if snapshot.fetched is None or snapshot.phase != "convert":
         return []
-    over = f" over {snapshot.connections} connections" if snapshot.connections else ""
+    many = snapshot.connections
+    over = f" over {many} connection{'' if many == 1 else 's'}" if many else ""
     return [
         f"limit: {snapshot.bottleneck}",
         f"fetching {_known(forecast.fetched, megabytes)} MB/s{over}",

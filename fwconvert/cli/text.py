@@ -20,7 +20,7 @@ _OLD_SECONDS = 10.0
 
 if TYPE_CHECKING:
     from fwconvert.inspection.show import Document
-    from fwconvert.inspection.status import Status
+    from fwconvert.inspection.status import FailedJob, Status
     from fwconvert.inspection.verify import Report
     from fwconvert.run.convert import Result
     from fwconvert.run.copying import Copied
@@ -362,9 +362,14 @@ def status_text(found: "Status") -> str:
             f"{len(found.missing_shards):,} token shards, starting with {found.missing_shards[0]}"
         )
         advice = [f"to make them again: {program()} repair {_typed(found.folder)}"]
-    failures = [f"  failed  {job.path} ({job.attempts} attempts): {job.reason}" for job in found.failed]
-    failures = [printable(line) for line in failures]
+    failures = [printable(_failure(job)) for job in found.failed]
     return "\n".join([message(f"{found.folder}: {state}", *advice, **rows), *failures])
+
+
+def _failure(job: "FailedJob") -> str:
+    times = "1 attempt" if job.attempts == 1 else f"{job.attempts:,} attempts"
+    first, *values = job.reason.splitlines() or [""]
+    return "\n".join([f"  failed  {job.path} ({times}): {first}", *(f"        {value}" for value in values)])
 
 
 def versions_text(own: str, versions: Sequence[SourceManifest]) -> str:

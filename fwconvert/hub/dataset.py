@@ -1,4 +1,6 @@
-"""A dataset on the Hugging Face hub: list its files, read ranges of them, and classify errors.
+"""A repository on the Hugging Face hub: list its files, read ranges of them, and classify errors.
+
+A dataset, or a model of which the tokenizer is wanted.
 
 The hub's own client knows the endpoint, the token, proxies and offline mode as
 its users expect (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE), and it keeps
@@ -12,13 +14,14 @@ signature. Of an error response only the status and the headers are read.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, Literal
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -101,6 +104,8 @@ class Dataset:
 
     name: str
     revision: str
+    # As the hub's addresses have it.
+    kind: Literal["datasets", "models"] = "datasets"
     _addresses: _Addresses = field(default_factory=_Addresses, compare=False, repr=False)
 
     def commit(self, received: Received = _ignore) -> str:
@@ -134,6 +139,32 @@ class Dataset:
             )
         return tuple(sorted(found, key=lambda shard: shard.path))
 
+    def entries(self, received: Received = _ignore) -> dict[str, _Entry]:
+        """Return the files of the repository by their paths."""
+        return {entry.path: entry for entry in self._tree("", received) if entry.type == "file"}
+
+    def content(self, path: str, entry: _Entry, most: int, received: Received = _ignore) -> bytes:
+        """Return a whole file, if it is the one that the hub lists and has at most so many bytes."""
+        if entry.size > most:
+            raise SourceError(
+                message(
+                    "this file is too large",
+                    bytes=f"{entry.size:,}",
+                    at_most=f"{most:,}",
+                    **self._facts(path),
+                )
+            )
+        found = bytearray()
+        with self.open_range(path, 0) as stream:
+            for part in stream:
+                received(len(part))
+                found += part
+                if len(found) > entry.size:
+                    break
+        if not entry.has(found):
+            raise TransientError("the file is not the one that the hub lists")
+        return bytes(found)
+
     def _tree(self, folder: str, received: Received) -> Iterator[_Entry]:
         """Yield every entry below `folder`, page by page."""
         asked: set[str] = set()
@@ -166,7 +197,7 @@ class Dataset:
         )
 
     def _address(self, what: str) -> str:
-        return f"{endpoint()}/api/datasets/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
+        return f"{endpoint()}/api/{self.kind}/{self.name}/{what}/{quote(self.revision or 'main', safe='')}"
 
     def _get_json(self, url: str, kind: type[Found], received: Received, path: str = "") -> _Page[Found]:
         """Return the decoded response to a GET request."""
@@ -226,12 +257,16 @@ class Dataset:
     def _file_address(self, path: str) -> str:
         api = client()
         try:
-            named = {"repo_type": "dataset", "revision": self.revision, "endpoint": endpoint()}
+            named = {
+                "repo_type": self.kind.removesuffix("s"),
+                "revision": self.revision,
+                "endpoint": endpoint(),
+            }
             return str(api.hf_hub_url(self.name, path, **named))
         except api.errors.HFValidationError as error:
             raise HubError(
                 message(
-                    "this is not a valid name of a dataset on the hub",
+                    f"this is not a valid name of a {self.kind.removesuffix('s')} on the hub",
                     "name it as owner/name",
                     reason=plain(error),
                     **self._facts(),
@@ -284,7 +319,7 @@ class Dataset:
             return HubError(
                 message(
                     "this repository is gated, and you have no access to it",
-                    f"log in and accept its terms at {endpoint()}/datasets/{self.name}",
+                    f"log in and accept its terms at {self._page()}",
                     "then run `hf auth login`, or set HF_TOKEN",
                     **facts,
                 )
@@ -319,14 +354,18 @@ class Dataset:
         return HubError(self._refused(status, path))
 
     def _refused(self, status: int, path: str) -> str:
-        advice = "check HF_ENDPOINT and the name of the dataset"
+        advice = f"check HF_ENDPOINT and the name of the {self.kind.removesuffix('s')}"
         if status in (401, 403):
             advice = "the token is not accepted: run `hf auth login`, or set HF_TOKEN"
         return message(f"the hub refused the request with {status}", advice, **self._facts(path))
 
+    def _page(self) -> str:
+        """Return the address where people look at it."""
+        return f"{endpoint()}/{'datasets/' if self.kind == 'datasets' else ''}{self.name}"
+
     def _facts(self, path: str = "") -> dict[str, object]:
         facts: dict[str, object] = {
-            "dataset": self.name,
+            self.kind.removesuffix("s"): self.name,
             "revision": self.revision or "main",
             "endpoint": endpoint(),
         }
@@ -355,7 +394,18 @@ class _Entry(msgspec.Struct):
     type: str
     path: str
     size: int = 0
+    # Of a file that is in git itself: what git calls it.
+    oid: str = ""
     lfs: _Lfs | None = None
+
+    def has(self, content: bytes | bytearray) -> bool:
+        """Return whether this is the content of the file."""
+        if len(content) != self.size:
+            return False
+        if self.lfs is not None:
+            return hashlib.sha256(content).hexdigest() == self.lfs.oid
+        named = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        return self.oid in ("", named)
 
 
 class FileStream:

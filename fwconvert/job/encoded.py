@@ -76,6 +76,7 @@ class EncodedSource:
 
             encoded = self._tokenizer.encode(allowed.texts)
             self._audit(allowed, encoded)
+            self._refuse_separators(allowed, encoded)
             stream = tokenizer.place_eot(encoded, spec.eot, rules.eot, spec.bos)
 
             tokens = stream.tokens
@@ -96,6 +97,32 @@ class EncodedSource:
             yield Batch(tokens, stream.starts[: len(allowed.rows)], allowed.rows)
             if limited:
                 return
+
+    def _refuse_separators(self, batch: reading.TextBatch, encoded: tokenizer.Encoded) -> None:
+        """Raise SourceError if a text gives a separator: where the document ends could not be found again.
+
+        Of a tokenizer that is built in we know that none does. What a stranger's file does is seen.
+        """
+        spec = self._tokenizer.spec
+        if spec.built_in:
+            return
+        found = encoded.tokens == spec.eot
+        if spec.bos is not None:
+            found |= encoded.tokens == spec.bos
+        if not found.any():
+            return
+        place = int(np.flatnonzero(found)[0])
+        row = int(batch.rows[np.searchsorted(encoded.offsets, place, side="right") - 1])
+        raise SourceError(
+            message(
+                "the text of a document has a separator of documents among its tokens",
+                "choose a token that text does not give: --eot-token, --bos-token",
+                source=self._order.source.path,
+                row=row,
+                token=int(encoded.tokens[place]),
+                tokenizer=spec.name,
+            )
+        )
 
     def _audit(self, batch: reading.TextBatch, encoded: tokenizer.Encoded) -> None:
         """Compare a sample of the documents with the reference, unless it encoded them."""

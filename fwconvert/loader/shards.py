@@ -120,11 +120,11 @@ class Shards:
             return
         folder = self.files[0].path.parent
         is_table = self.shard_format.is_table
-        choice = "--format llmc" if is_table else "--compress none"
+        choice, packed = ("--format llmc", "parquet") if is_table else ("--compress none", "compressed")
         export = f"fwconvert export {folder} {choice} -o NEW, and serve NEW; or"
         raise UsageError(
             message(
-                "this many compressed token shards can only be served in sequence",
+                f"this many {packed} token shards can only be served in sequence",
                 *([export] if self.lines else []),
                 *(
                     []
@@ -133,7 +133,7 @@ class Shards:
                 ),
                 "order='sequential'",
                 folder=folder,
-                shards=f"{len(self.files):,}, of which compressed {self._compressed:,}",
+                shards=f"{len(self.files):,}, of which {packed} {self._compressed:,}",
                 most=f"{_MOST_UNPACKED}, because each is unpacked whole into memory",
             )
         )

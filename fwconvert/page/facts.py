@@ -12,7 +12,7 @@ import statistics as figures
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fwconvert import limits
@@ -49,6 +49,8 @@ class SourceFacts:
     bytes: int
     job: JobLine | None
     seen: SourceStatistics | None
+    # Of its tokens, those that are of a text.
+    text_tokens: int = 0
     failed: str = ""
     # Why it differs from the others; "" if it does not.
     stands_out: str = ""
@@ -56,13 +58,11 @@ class SourceFacts:
     @property
     def bytes_per_token(self) -> float | None:
         """Bytes of text for each token of it."""
-        if self.job is None or self.job.tokens <= self.job.documents:
-            return None
-        return self.job.text_bytes / (self.job.tokens - self.job.documents)
+        return None if self.job is None or not self.text_tokens else self.job.text_bytes / self.text_tokens
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens of a document, its separator included."""
+        """Tokens of a document, its separators included."""
         return self.job.tokens / self.job.documents if self.job is not None and self.job.documents else None
 
 
@@ -130,6 +130,12 @@ class Facts:
         """Bytes of text that were encoded."""
         return sum(source.job.text_bytes for source in self.sources if source.job is not None)
 
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text for each token of it, in all sources."""
+        tokens = sum(source.text_tokens for source in self.sources)
+        return self.text_bytes / tokens if tokens else None
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -181,7 +187,8 @@ def gather(out: str | os.PathLike[str], *, verified: bool = False) -> Facts:
     name = str(out).rstrip("/").rpartition("/")[2] or str(out)
     return Facts(
         name=printable(name if name not in {".", ".."} else os.path.basename(os.path.abspath(out))),  # noqa: PTH100, PTH119
-        address=printable(store.uri),
+        # As it is typed from any folder: what trainers are told stands on the page, too.
+        address=printable(store.uri if store.is_remote else os.path.abspath(out)),  # noqa: PTH100
         manifest=manifest,
         recipe=recipe,
         complete=opened.complete,
@@ -275,7 +282,8 @@ def _sources(store: Store, manifest: RunManifest, seen: Mapping[str, SourceStati
         name = layout.quarantined(layout.job_key(file.path))
         job = jobs.get(file.path)
         wrong = _failure(store, name) if job is None and name.rpartition("/")[2] in failed else ""
-        found.append(SourceFacts(index, file.path, file.bytes, job, seen.get(file.path), wrong))
+        own = 0 if job is None else max(0, job.tokens - job.documents * manifest.rules.separators_each)
+        found.append(SourceFacts(index, file.path, file.bytes, job, seen.get(file.path), own, wrong))
     return found
 
 
@@ -312,18 +320,7 @@ def _with_outliers(sources: list[SourceFacts]) -> list[SourceFacts]:
         for one, value in zip(done, values, strict=True):
             if value is not None and abs(value - middle) > max(6 * spread, noticeable):
                 reasons.setdefault(one.index, []).append(name)
-    return [
-        SourceFacts(
-            one.index,
-            one.path,
-            one.bytes,
-            one.job,
-            one.seen,
-            one.failed,
-            ", ".join(reasons.get(one.index, ())),
-        )
-        for one in sources
-    ]
+    return [replace(one, stands_out=", ".join(reasons.get(one.index, ()))) for one in sources]
 
 
 def _blank(one: SourceFacts) -> float | None:
@@ -407,9 +404,6 @@ def percentile(lengths: Histogram, share: float) -> float:
             return min(max(float(begin * (end / begin) ** within), lengths.least), lengths.most)
         passed += count
     return lengths.most
-
-
-# --- speed
 
 
 # --- documents

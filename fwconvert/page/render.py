@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -34,8 +35,11 @@ class Page:
     policy: str
 
 
-def render(facts: Facts, *, live: bool = False) -> Page:
-    """Return the page of a run; `live`: as it is served, with a reader and news."""
+def render(facts: Facts, *, live: bool = False, program: str = "fwconvert") -> Page:
+    """Return the page of a run; `live`: as it is served, with a reader and news.
+
+    `program` is what is typed to run this program, for the commands that the page shows.
+    """
     scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("templates/charts.js")]
     if live:
         scripts.append(_asset("templates/live.js"))
@@ -62,7 +66,10 @@ def render(facts: Facts, *, live: bool = False) -> Page:
         styles=[Markup(style) for style in styles],  # noqa: S704
         data=_json(_drawn(facts)),
         recipe=words.recipe_in_words(facts.manifest),
-        ways=words.ways(facts.manifest, facts.address),
+        ways=words.ways(facts.manifest, facts.address, program),
+        where=words.where_separated(facts.manifest.rules),
+        program=program,
+        there=shlex.quote(facts.address),
         percentiles=[] if facts.lengths is None else _percentiles(facts),
         shown=_shown(facts),
         most_rows=known.MOST_ROWS,

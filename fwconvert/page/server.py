@@ -31,8 +31,9 @@ from fwconvert.page.facts import Facts
 from fwconvert.page.reading import MOST_TOKENS, Piece, Place, Reader
 from fwconvert.page.render import render
 from fwconvert.page.timeline import SessionFacts, past_sessions, speed
-from fwconvert.store import layout
+from fwconvert.store import layout, pulses
 from fwconvert.store.local import open_store
+from fwconvert.store.pulses import Pulse
 
 DEFAULT_PORT = 8642
 _HOST = "127.0.0.1"
@@ -47,6 +48,7 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 _MOST_NOTICES = 40
+_MOST_LINES = 64
 
 
 class Doorkeeper:
@@ -97,8 +99,8 @@ class Doorkeeper:
 class Browsing:
     """What the server knows of the run, made anew when the run has changed."""
 
-    def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.out = out
+    def __init__(self, out: str | os.PathLike[str], program: str) -> None:
+        self.out, self.program = out, program
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ()
         # Sessions that are over do not change.
@@ -147,13 +149,15 @@ class Browsing:
             "notices": [],
             "speed": None,
         }
-        past = past_sessions(open_store(self.out), facts.manifest.sessions, self._ended)
+        store = open_store(self.out)
+        past = past_sessions(store, facts.manifest.sessions, self._ended)
         timed = [one for one in past if one.timeline is not None]
         if not timed:
             return found
         working = [one for one in timed if one.at_work]
         if working:
-            found["latest"] = _latest(working)
+            told = [pulses.read(store, one.id) for one in working]
+            found["latest"] = _latest(working, [pulse for pulse in told if pulse is not None])
             found["at_work"] = facts.at_work or ", ".join(one.id for one in working)
             found["speed"] = speed(timed)
         notices = [
@@ -166,8 +170,11 @@ class Browsing:
         return found
 
 
-def _latest(working: list[SessionFacts]) -> dict[str, Any] | None:
-    """Return how far the sessions at work say the run is; ranks count their shares."""
+def _latest(working: list[SessionFacts], told_by: list[Pulse]) -> dict[str, Any] | None:
+    """Return how far the sessions at work say the run is; ranks count their shares.
+
+    Progress and time left are those that their terminals show.
+    """
     told = [one.timeline for one in working if one.timeline is not None and one.timeline.latest is not None]
     latest = [one.latest for one in told if one.latest is not None]
     if not latest:
@@ -175,9 +182,15 @@ def _latest(working: list[SessionFacts]) -> dict[str, Any] | None:
     units, done = sum(one.units for one in latest), sum(one.units_done for one in latest)
     rate = sum(_rate([(m.seconds, m.tokens) for m in one.moments]) for one in told)
     fetching = sum(_rate([(m.seconds, m.fetched) for m in one.moments if m.fetched >= 0]) for one in told)
-    share = min(1.0, max(0.0, done / units)) if units > 0 else 0.0
+    share = done / units if units > 0 else 0.0
+    left = ""
+    if len(told_by) == len(working):
+        share = sum(one.progress for one in told_by) / len(told_by)
+        seconds = [one.seconds_left for one in told_by if one.seconds_left is not None]
+        left = f" · {words.duration(max(seconds))} left" if len(seconds) == len(told_by) else ""
+    share = min(1.0, max(0.0, share))
     tokens = sum(one.tokens for one in latest)
-    line = f"{share:.1%} · {words.billions(tokens)} tokens · {words.billions(rate)} tokens/s"
+    line = f"{share:.1%}{left} · {words.billions(tokens)} tokens · {words.billions(rate)} tokens/s"
     details = [
         {
             "convert": "converting",
@@ -198,7 +211,8 @@ def _latest(working: list[SessionFacts]) -> dict[str, Any] | None:
     if limits and limits[0] in {"network", "workers", "--limit"}:
         details.append(f"limited by {'processors' if limits[0] == 'workers' else limits[0]}")
     details.append(f"told {words.duration(max(0.0, time.time() - max(one.told for one in told)))} ago")
-    running = [one for each in latest for one in each.running][:64]
+    running = [one for each in latest for one in each.running][:_MOST_LINES]
+    downloads = [one for each in latest for one in each.downloads if one.bytes][:_MOST_LINES]
     return {
         "share": share,
         "line": line,
@@ -211,6 +225,15 @@ def _latest(working: list[SessionFacts]) -> dict[str, Any] | None:
                 + (f", on {printable(one.node)}" if one.node else ""),
             }
             for one in running
+        ],
+        "downloads": [
+            {
+                "title": printable(one.title),
+                "share": min(1.0, max(0.0, one.bytes / max(1, one.size))),
+                "line": f"{one.bytes / max(1, one.size):.0%}, {words.size(one.bytes)} fetched"
+                + (f", by {printable(one.node)}" if one.node else ""),
+            }
+            for one in downloads
         ],
     }
 
@@ -237,12 +260,15 @@ def serve(
     port: int | None,
     told: Callable[[str], None],
     stop: threading.Event,
+    program: str,
 ) -> None:
     """Serve the page of the run in `out` until `stop` is set; `told` is given its address when it answers.
 
+    `program` is what is typed to run this program.
+
     Raises UsageError if there is no run, or if the port is taken. None: the usual port, or any.
     """
-    browsing = Browsing(out)
+    browsing = Browsing(out, program)
     with _listening(port) as listener:
         number = listener.getsockname()[1]
         config = uvicorn.Config(
@@ -300,7 +326,7 @@ def application(browsing: Browsing) -> Starlette:
     async def page(_: Request) -> Response:
         def made() -> Response:
             browsing.renew()
-            rendered = render(browsing.facts, live=True)
+            rendered = render(browsing.facts, live=True, program=browsing.program)
             return HTMLResponse(
                 rendered.html,
                 headers={"content-security-policy": f"{rendered.policy}; frame-ancestors 'none'"},
@@ -380,7 +406,8 @@ def _as_json(browsing: Browsing, piece: Piece, first: int) -> dict[str, Any]:
         return None if one is None else {"shard": one.shard, "offset": one.offset}
 
     return {
-        "run": shlex.quote(printable(str(browsing.out))),
+        "program": browsing.program,
+        "run": shlex.quote(browsing.facts.address),
         "shard": piece.shard,
         "shard_tokens": reader.line(piece.shard).tokens,
         "number": piece.number,

@@ -4,13 +4,14 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fwconvert.errors import FwconvertError, printable
 from fwconvert.store import sessions, statistics
 from fwconvert.store.base import Store
 from fwconvert.store.sessions import Session
-from fwconvert.store.statistics import Timeline
+from fwconvert.store.statistics import Moment, Timeline
 
 # Records that are read for a page, and marks in its chart.
 MOST_SESSIONS = 200
@@ -128,14 +129,17 @@ def _rates(timeline: Timeline, before: float, step: float) -> list[list[Any]]:
     moments = timeline.moments
     begin = moments[0]
     if begin.seconds > 0:  # From its beginning on.
-        begin = statistics.Moment(0.0, 0, min(begin.fetched, 0), 0, begin.limit, 0)
+        begin = Moment(0.0, 0, min(begin.fetched, 0), 0, begin.limit, 0)
     limits_seen: Counter[str] = Counter()
-    for moment in moments:
-        limits_seen[moment.limit[:20]] += 1
+    for before_it, moment in pairwise((begin, *moments)):
+        # What was made until a phase began is of the phase before.
+        is_next_phase = _phase(moment) != _phase(before_it)
+        limits_seen[(before_it if is_next_phase else moment).limit[:20]] += 1
         took = moment.seconds - begin.seconds
         # Tokens are told a batch at a time. Between two batches nothing stands still, unless it takes long.
         is_news = moment.tokens > begin.tokens or moment.fetched > begin.fetched or took > 8 * step
-        if took <= 0 or ((took < step or not is_news) and moment is not moments[-1]):
+        is_end = is_next_phase or moment is moments[-1]
+        if took <= 0 or ((took < step or not is_news) and not is_end):
             continue
         tokens = max(0, moment.tokens - begin.tokens) / took
         fetched = max(0, moment.fetched - begin.fetched) / took if moment.fetched >= 0 else None
@@ -152,6 +156,10 @@ def _rates(timeline: Timeline, before: float, step: float) -> list[list[Any]]:
         begin = moment
         limits_seen.clear()
     return found
+
+
+def _phase(moment: Moment) -> str:
+    return moment.limit if moment.limit in ("check", "join", "copy") else "convert"
 
 
 _TROUBLES = {

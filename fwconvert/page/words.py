@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 
-from fwconvert import trainers
+from fwconvert import kinds, trainers
 from fwconvert.recipes import Rules
 from fwconvert.store.run_manifest import RunManifest
 
@@ -19,11 +19,11 @@ class Way:
 def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
     """Return what the recipe decides, each with what it means."""
     rules, files = manifest.rules, len(manifest.sources)
-    dataset = {"local": "parquet files on this machine", "demo": "a small made-up corpus"}
-    origin = dataset.get(manifest.dataset, manifest.dataset)
+    dataset = {"local": "on this machine", "demo": "of a small made-up corpus"}
+    origin = dataset.get(manifest.dataset, f"of {manifest.dataset}")
     revision = f", at revision {manifest.revision}" if manifest.revision else ""
     found = [
-        ("Sources", f"{number(files, 'parquet file')} of {origin}{revision}, {size(_bytes(manifest))}."),
+        ("Sources", f"{number(files, _kind(manifest))} {origin}{revision}, {size(_bytes(manifest))}."),
         ("Text", f"The column “{rules.text_column}”{_choice(rules)}"),
         (
             "Tokens",
@@ -41,6 +41,12 @@ def recipe_in_words(manifest: RunManifest) -> list[tuple[str, str]]:
         ]
         found.append(("Limit", f"The run ends {' or '.join(limits)}, whichever is first."))
     return [(name, text) for name, text in found if text]
+
+
+def _kind(manifest: RunManifest) -> str:
+    """Return what a source is."""
+    found = {kinds.of(file.path) for file in manifest.sources}
+    return f"{found.pop()} file" if len(found) == 1 and None not in found else "file"
 
 
 def _bytes(manifest: RunManifest) -> int:
@@ -83,7 +89,12 @@ def _last(rules: Rules) -> str:
     }[rules.last]
 
 
-def ways(manifest: RunManifest, address: str) -> list[Way]:
+def where_separated(rules: Rules) -> str:
+    """Return where a separator stands: before or after each document, or both."""
+    return "before and after" if rules.separators_each == 2 else rules.eot
+
+
+def ways(manifest: RunManifest, address: str, program: str) -> list[Way]:
     """Return how each trainer loads the run; for those that need another format, how to make it."""
     rules = manifest.rules
     there = shlex.quote(address)
@@ -94,7 +105,7 @@ def ways(manifest: RunManifest, address: str) -> list[Way]:
         )
     ]
     if rules.compress:
-        unpacked = Way("Other trainers", f"fwconvert export {there} --compress none -o NEW")
+        unpacked = Way("Other trainers", f"{program} export {there} --compress none -o NEW")
         return [*own, unpacked]
     named = [line.name for line in manifest.shards if line.split == "train"]
     first = f"{address}/{named[0] if named else f'train{rules.suffix}'}"
@@ -111,7 +122,7 @@ def ways(manifest: RunManifest, address: str) -> list[Way]:
     read = [
         Way(one.trainer, one.line) for one in trainers.readings(rules, address, shards) if not one.why_not
     ]
-    return [*own, *read, *(Way(*other) for other in trainers.exports(rules, address))]
+    return [*own, *read, *(Way(*other) for other in trainers.exports(rules, address, program))]
 
 
 def number(count: int, what: str) -> str:

@@ -227,7 +227,7 @@ class Conversion:
             apart = given.engine.call_apart
         with ThreadPoolExecutor(1) as beside:
             try:
-                choosing = beside.submit(inputs.choose_encoder, self.recipe, given.options, apart)
+                choosing = beside.submit(inputs.choose_encoder, self.store, self.recipe, given.options, apart)
             except RuntimeError as error:  # No thread can be started, and so no worker either.
                 raise FwconvertError(cannot_start(error)) from error
             self._check()

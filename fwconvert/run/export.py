@@ -7,7 +7,7 @@ the bytes: an export is what a conversion of the same recipe gives.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
@@ -36,6 +36,7 @@ from fwconvert.store.base import Store
 from fwconvert.store.local import absolute, open_store
 from fwconvert.store.receipts import Counts, Receipt
 from fwconvert.tokens import registry
+from fwconvert.tokens.given import Kept
 
 
 class Changes(TypedDict, total=False):
@@ -81,7 +82,10 @@ class Export:
     def __init__(self, run: str | os.PathLike[str], changes: Changes) -> None:
         self._run = RunReader(absolute(run))
         _refuse_unfinished(self._run)
-        self.recipe = changed_recipe(self._run.manifest.recipe(), changes)
+        recipe, folder = self._run.manifest.recipe(), self._run.store.pull
+        self.recipe = changed_recipe(
+            recipe, changes, lambda: registry.kept(recipe.rules, folder(layout.VOCABULARIES))
+        )
         _refuse_another_limit(self._run, self.recipe.rules)
 
     def carry_out(
@@ -100,13 +104,18 @@ class Export:
         return Conversion(store, self.recipe, FinishedRun(self._run), given).run()
 
 
-def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe:
-    """Return the recipe with other rules, as if somebody had asked for it by name."""
+def changed_recipe(
+    recipe: Recipe, changes: Changes, kept: Callable[[], Kept | None] = lambda: None
+) -> Recipe:
+    """Return the recipe with other rules, as if somebody had asked for it by name.
+
+    `kept` returns the tokenizer of the run, if it is not built in.
+    """
     records.check_values(changes, get_type_hints(Changes))
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     old, files = recipe.rules, recipe.source.files
     kind = formats.find(given.get("format", old.format))
-    given = _of_format(recipe, kind) | _of_separators(old, kind, given) | given
+    given = _of_format(recipe, kind) | _of_separators(old, kind, given, kept) | given
     # The zstd of today, not that of the old run: a recipe says which one made its bytes.
     given["compress"] = request.compression(given.get("compress", "zstd" if old.compress else "none"))
     length = old.sequence_length if kind.has_windows else None
@@ -136,7 +145,9 @@ def _of_format(recipe: Recipe, kind: Format) -> dict[str, Any]:
 _TYPED = ("eot_token", "bos_token")
 
 
-def _of_separators(old: Rules, kind: Format, given: Mapping[str, Any]) -> dict[str, Any]:
+def _of_separators(
+    old: Rules, kind: Format, given: Mapping[str, Any], kept: Callable[[], Kept | None]
+) -> dict[str, Any]:
     """Return what other separators than the old ones decide."""
     ends, begins = (given.get(name) for name in _TYPED)
     if ends is None and begins is None:
@@ -151,7 +162,7 @@ def _of_separators(old: Rules, kind: Format, given: Mapping[str, Any]) -> dict[s
                 eot_token=old.eot_id,
             )
         )
-    spec, side = request.separated(registry.of_rules(old), given.get("eot"), ends, begins)
+    spec, side = request.separated(registry.of_rules(old), given.get("eot"), ends, begins, kept)
     if side is None:
         is_same_shape = kind is old.shard_format and old.bos_id is None
         side = old.eot if is_same_shape else kind.eot
@@ -282,7 +293,13 @@ class FinishedRun(Input):
         """Ask for no column: all were there when the run was made."""
         return
 
-    def choose_encoder(self, recipe: Recipe, options: Options, apart: CallApart) -> tuple[str, str]:  # noqa: ARG002
+    def choose_encoder(
+        self,
+        store: Store,  # noqa: ARG002
+        recipe: Recipe,  # noqa: ARG002
+        options: Options,  # noqa: ARG002
+        apart: CallApart,  # noqa: ARG002
+    ) -> tuple[str, str]:
         """Need none: nothing is encoded."""
         return "exported", ""
 
@@ -297,9 +314,10 @@ class FinishedRun(Input):
         store.push(layout.VOCABULARIES)
         return sessions.new(options.worker_count, 1, encoder)
 
-    def seen_by_workers(self) -> Path | None:
-        """Return the run manifest: where it is, the token shards are."""
-        return self._run.store.local(layout.MANIFEST)
+    def seen_by_workers(self) -> Path | str:
+        """Return the run manifest, or the address of the run: where that is, the token shards are."""
+        store = self._run.store
+        return store.uri if store.is_remote else store.local(layout.MANIFEST)
 
     def ready(self, orders: Sequence[ConvertOrder], is_wanted: IsWanted = always) -> Ready:  # noqa: ARG002
         """Yield all orders, each with where its tokens are; a source beyond a limit has none."""

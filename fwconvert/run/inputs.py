@@ -98,10 +98,16 @@ class Input(Protocol):
         place = self.location(source)
         return place, str(place)
 
-    def choose_encoder(self, recipe: Recipe, options: Options, apart: CallApart) -> tuple[str, str]:
+    def choose_encoder(
+        self, store: Store, recipe: Recipe, options: Options, apart: CallApart
+    ) -> tuple[str, str]:
         """Return the encoder to use, and a notice ("" if none). What may end its process is tried `apart`."""
         spec = registry.of_rules(recipe.rules)
-        return registry.kind_of(spec).choose_encoder(spec, options.encoder, apart)
+
+        def folder() -> Path:
+            return store.pull(layout.VOCABULARIES)
+
+        return registry.kind_of(spec).choose_encoder(spec, options.encoder, apart, folder)
 
     def new_session(
         self,
@@ -123,8 +129,8 @@ class Input(Protocol):
             jobs = self.estimate(recipe, options).files
         return sessions.new(options.worker_count, options.thread_count(jobs), encoder)
 
-    def seen_by_workers(self) -> Path | None:
-        """Return a file that every worker must see, if all read from a folder that is there already."""
+    def seen_by_workers(self) -> Path | str | None:
+        """Return a file, or the address of a run, that every worker must see: what all read from."""
         return None
 
     def held(self, session: str) -> AbstractContextManager[object]:  # noqa: ARG002

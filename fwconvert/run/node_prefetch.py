@@ -29,7 +29,7 @@ from fwconvert.hub.retry import Retry
 from fwconvert.job.orders import ConvertOrder, Failure, Ready, SourceFile, Unfetched
 from fwconvert.options import Options
 from fwconvert.recipes import Recipe, SourceShard
-from fwconvert.run.engines import Nodes, NodeTraffic
+from fwconvert.run.engines import Nodes, NodeState, NodeTraffic
 from fwconvert.run.estimate import Needs, Sample, estimate_needs
 from fwconvert.run.inputs import Input, IsWanted, Readable, Traffic, always, workers_at_once
 from fwconvert.run.prefetch import Prefetch
@@ -180,8 +180,8 @@ class NodePrefetch(Input):
         self._at: dict[str, str] = {}
         # How many are on their way, and their bytes.
         self._on_the_way = self._coming_bytes = 0
-        # Of which sources something lies on a node, left by a session before.
-        self._started: Mapping[str, frozenset[str]] = {}
+        # By order: the node on which something of its source lies, left by a session before.
+        self._started: dict[str, str] = {}
         self._losses: Counter[str] = Counter()
         self._trouble: RemoteError | None = None
 
@@ -244,7 +244,8 @@ class NodePrefetch(Input):
             self._options.prefetch,
             scratch if self._options.check_disk else None,
         )
-        self._started = self._nodes.open_fetching(self._plan)
+        there = self._nodes.open_fetching(self._plan)
+        self._started = {key: node for node, keys in there.items() for key in keys}
         while True:
             self._look()
             if self._failed:
@@ -339,13 +340,12 @@ class NodePrefetch(Input):
                 if self._ahead[node] < plan.ahead(state.slots)
                 and self._held[node] < plan.ahead(state.slots) + state.slots
             ]
-            if not free:
-                return
-            _, node = min(free)
-            order = self._wanted_by(node)
+            wanted = ((self._wanted_by(node, states), node) for _, node in sorted(free))
+            order, node = next((found for found in wanted if found[0] is not None), (None, ""))
             if order is None:
                 return
             self._waiting.remove(order)
+            self._started.pop(order.key, None)
             self._ahead[node] += 1
             self._held[node] += 1
             self._at[order.source.path] = node
@@ -357,14 +357,19 @@ class NodePrefetch(Input):
                 lambda future, arrived=arrived, coming=coming: arrived.put((coming, future))  # type: ignore[misc]
             )
 
-    def _wanted_by(self, node: str) -> ConvertOrder | None:
-        """Return what a node should fetch next: something of it may be there, left by a session before."""
-        started = self._started.get(node, frozenset())
-        if started:
+    def _wanted_by(self, node: str, states: Mapping[str, NodeState]) -> ConvertOrder | None:
+        """Return what a node should fetch next: what it has begun before what nobody has.
+
+        What another one has begun is left to that, which goes on where a session before was cut off.
+        """
+        if node in self._started.values():
             for order in self._waiting:
-                if order.key in started and self._is_wanted(order):
+                if self._started.get(order.key) == node and self._is_wanted(order):
                     return order
-        return self._waiting[0] if self._is_wanted(self._waiting[0]) else None
+        for order in self._waiting:
+            if self._started.get(order.key) not in states:
+                return order if self._is_wanted(order) else None
+        return None
 
     def release(self, source: SourceShard) -> None:
         """Let the node remove the file, unless it is to be kept, and another one be fetched."""

@@ -217,7 +217,7 @@ def planned(out: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe:
         )
     saved = saved_recipe.read_plan(store)
     source, root = saved.source, saved_recipe.named_source_root(store)
-    rules = request.changed_rules(saved.rules, given)
+    rules = request.changed_rules(saved.rules, given, lambda: request.kept_tokenizer(store))
     if given.get("version") is not None or given.get("source") is not None:
         source, named = request.sources(given.get("version"), given.get("source"))
         root = named or root

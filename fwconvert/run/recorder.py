@@ -15,7 +15,7 @@ from fwconvert.errors import printable
 from fwconvert.run.events import Observer, Snapshot
 from fwconvert.store import layout, statistics
 from fwconvert.store.base import Store
-from fwconvert.store.statistics import Latest, Moment, Notice, RunningOrder, Timeline
+from fwconvert.store.statistics import Arriving, Latest, Moment, Notice, RunningOrder, Timeline
 
 _FIRST_WRITE_SECONDS = 1.0
 _WRITE_SECONDS = 4.0
@@ -138,5 +138,9 @@ def _latest(snapshot: Snapshot) -> Latest:
         running=tuple(
             RunningOrder(one.title[:_MOST_TITLE], round(one.fraction, 4), one.tokens, one.node)
             for one in running
+        ),
+        downloads=tuple(
+            Arriving(one.title[:_MOST_TITLE], one.bytes, one.size, one.node)
+            for one in snapshot.downloads[: statistics.MOST_RUNNING]
         ),
     )

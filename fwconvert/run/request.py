@@ -1,7 +1,7 @@
 """From what a user asks for, by names and flags, to a recipe and the folder of its files."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -9,7 +9,7 @@ import msgspec
 
 from fwconvert import formats, kinds, records
 from fwconvert import where as expressions
-from fwconvert.errors import UsageError, message
+from fwconvert.errors import ManifestError, UsageError, message
 from fwconvert.formats import Format, FormatName
 from fwconvert.recipes import (
     SHARD_TOKENS,
@@ -25,8 +25,12 @@ from fwconvert.recipes import (
     check_rules,
 )
 from fwconvert.sources import catalog, demo, objects
+from fwconvert.store import layout, saved_recipe
+from fwconvert.store.base import Store
 from fwconvert.store.bucket import Bucket, is_uri
+from fwconvert.store.local import absolute, open_store
 from fwconvert.tokens import registry
+from fwconvert.tokens.given import Kept
 from fwconvert.tokens.spec import TokenizerSpec
 
 # The demo has about 4 million tokens: small shards show every kind of file.
@@ -58,13 +62,15 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     where: str | None = None,
     limit_documents: int | None = None,
     limit_tokens: int | None = None,
+    out: str | os.PathLike[str] | None = None,
 ) -> Recipe:
     """Return the recipe of a published version, or of the files of text that `source` names: one, or several.
 
     The choices are the flags of the command line, and mean the same. None is the
     default, which may depend on the other choices. The recipe remembers where its
-    files are if they are on this machine. Raises UsageError for what cannot be
-    carried out; writes nothing but the demo's files, in their cache.
+    files are if they are on this machine. `out` is the run that it may continue: it
+    has the tokenizer whose file, or whose repository, is not there any more. Raises
+    UsageError for what cannot be carried out; writes nothing but the demo's files, in their cache.
     """
     given = dict(locals())  # Nothing else is known yet.
     if isinstance(source, list | tuple):
@@ -73,7 +79,7 @@ def recipe(  # noqa: PLR0913  # every choice is one of its own
     records.check_values(given, types)
     manifest, root = sources(version, given["source"])
     kind = formats.find(format)
-    spec, side = separated(tokenizer, eot, eot_token, bos_token)
+    spec, side = separated(tokenizer, eot, eot_token, bos_token, lambda: kept_tokenizer(out))
     usual = shape(kind, demo=version == "demo")
     size = usual["shard_tokens"] if shard_tokens is None else shard_tokens
     a_shard = size or (DEMO_SHARD_TOKENS if version == "demo" else SHARD_TOKENS)
@@ -106,16 +112,18 @@ def separated(
     eot: EotSide | None,
     eot_token: str | int | None,
     bos_token: str | int | None,
+    kept: Callable[[], Kept | None] = lambda: None,
 ) -> tuple[TokenizerSpec, EotSide | None]:
     """Return a tokenizer with the separators of documents, and their side; None where nobody decides it.
 
-    A tokenizer that a run has already need not be found by its name.
+    A tokenizer that a run has already need not be found by its name. `kept` returns the one that the
+    run has which is continued.
     """
     ends, begins = (None if one is None else str(one) for one in (eot_token, bos_token))
     if isinstance(tokenizer, str):
-        spec = registry.find(tokenizer, ends, begins)
+        spec = registry.find(tokenizer, ends, begins, kept)
     else:
-        spec = registry.reseparated(tokenizer, ends, begins)
+        spec = registry.reseparated(tokenizer, ends, begins, kept)
     if begins is None:
         return spec, eot
     side: EotSide = "before" if ends is None else "after"
@@ -140,6 +148,18 @@ def separated(
             )
         )
     return spec, side
+
+
+def kept_tokenizer(out: str | os.PathLike[str] | Store | None) -> Kept | None:
+    """Return the tokenizer of the run in `out`, if there is a run and its tokenizer is not built in."""
+    if out is None:
+        return None
+    try:
+        store = open_store(absolute(out)) if isinstance(out, str | os.PathLike) else out
+        store.refuse_links()
+        return registry.kept(saved_recipe.read_plan(store).rules, store.pull(layout.VOCABULARIES))
+    except (UsageError, ManifestError):  # There is no run, or one that cannot be read: its owner will say so.
+        return None
 
 
 def with_files(recipe: Recipe, files: tuple[SourceShard, ...]) -> Recipe:
@@ -192,8 +212,13 @@ def windows(kind: Format, sequence_length: int | None) -> dict[str, Any]:
     return {"sequence_length": sequence_length, "writer": table.writer()}
 
 
-def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
-    """Return the rules with the choices in `given`, by the names that they have in `recipe`."""
+def changed_rules(
+    rules: Rules, given: Mapping[str, Any], kept: Callable[[], Kept | None] = lambda: None
+) -> Rules:
+    """Return the rules with the choices in `given`, by the names that they have in `recipe`.
+
+    `kept` is as for `separated`.
+    """
     changes = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
     ends, begins = given.get("eot_token"), given.get("bos_token")
     if "tokenizer" in changes or (ends, begins) != (None, None):
@@ -201,7 +226,7 @@ def changed_rules(rules: Rules, given: Mapping[str, Any]) -> Rules:
             ends = rules.eot_id if ends is None else ends
             begins = rules.bos_id if begins is None else begins
         tokenizer = changes.get("tokenizer") or registry.of_rules(rules)
-        spec, side = separated(tokenizer, changes.get("eot"), ends, begins)
+        spec, side = separated(tokenizer, changes.get("eot"), ends, begins, kept)
         changes |= registry.UNSEPARATED | registry.as_rules(spec) | ({} if side is None else {"eot": side})
     if "format" in changes or "sequence_length" in changes:
         kind = formats.find(changes.get("format", rules.format))

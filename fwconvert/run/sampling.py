@@ -38,7 +38,7 @@ from fwconvert.run.estimate import Sample, Yield
 from fwconvert.run.inputs import Input, workers_at_once
 from fwconvert.sources import demo, filters, readers, reading
 from fwconvert.sources.catalog import Size
-from fwconvert.tokens import registry, tokenizer
+from fwconvert.tokens import defined, registry, tokenizer
 from fwconvert.tokens.spec import Loading
 
 # For how long each process looks. On a machine that is busy it looks a little longer at something.
@@ -85,14 +85,16 @@ def look(recipe: Recipe, inputs: Input, options: Options, *, bandwidth: float | 
     """
     spec = registry.of_rules(recipe.rules)
     try:
-        encoder, _ = registry.kind_of(spec).choose_encoder(spec, options.encoder, call_apart)
+        encoder, _ = registry.kind_of(spec).choose_encoder(spec, options.encoder, call_apart, lambda: None)
     except UsageError:
         raise
     except FwconvertError as error:
         return Sample(reason=_first_line(error))
     parts = _parts(recipe, inputs)
     workers = max(1, min(workers_at_once(recipe, options), machine.cores()))
-    question = _Question(recipe.rules, encoder, options.thread_count(workers), bandwidth is None)
+    question = _Question(
+        recipe.rules, defined.remembered(spec), encoder, options.thread_count(workers), bandwidth is None
+    )
     shares = [tuple(parts[number::workers]) for number in range(workers)]
     with ThreadPoolExecutor(workers) as processes:
         asked = [replace(question, parts=share, measures=number == 0) for number, share in enumerate(shares)]
@@ -112,6 +114,8 @@ class _Part:
 @dataclass(frozen=True)
 class _Question:
     rules: Rules
+    # The file that defines the tokenizer, if it is one that the user has named.
+    definition: bytes
     encoder: Encoder
     threads: int
     # Whether the speed of the remote is to be measured, in this process.
@@ -242,6 +246,8 @@ def _remote_of(question: _Question) -> Remote | None:
 def _tokenizer(question: _Question) -> Iterator[tokenizer.Tokenizer | None]:
     """Load the tokenizer, without a trace on the disk; None if its vocabulary cannot be had."""
     spec = registry.of_rules(question.rules)
+    if question.definition:
+        defined.remember(question.definition)
     with tempfile.TemporaryDirectory(prefix="fwconvert-plan-") as folder:
         try:
             registry.kind_of(spec).provide(spec, Path(folder))

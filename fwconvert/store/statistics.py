@@ -96,6 +96,15 @@ class RunningOrder(Part, frozen=True, array_like=True):
     node: str
 
 
+class Arriving(Part, frozen=True, array_like=True):
+    """A source that is being fetched: its name, the bytes that have come, and all."""
+
+    title: str
+    bytes: int
+    size: int
+    node: str
+
+
 class Latest(Part, frozen=True):
     """How far the whole run was when a session last told."""
 
@@ -108,6 +117,7 @@ class Latest(Part, frozen=True):
     fetched: int
     connections: int
     running: tuple[RunningOrder, ...]
+    downloads: tuple[Arriving, ...] = ()
 
 
 class Notice(Part, frozen=True, array_like=True):
@@ -231,7 +241,14 @@ def _is_possible(found: Timeline) -> bool:
         and all(-1 <= moment.fetched <= _MOST_NUMBER for moment in found.moments)
         and all(0 <= abs(time) <= 1e11 for time in (found.began, found.told))
         and all(0 <= notice.seconds <= 1e9 for notice in found.notices)
-        and (found.latest is None or len(found.latest.running) <= MOST_RUNNING)
+        and (found.latest is None or _is_drawable(found.latest))
+    )
+
+
+def _is_drawable(latest: Latest) -> bool:
+    coming = latest.downloads
+    return max(len(latest.running), len(coming)) <= MOST_RUNNING and all(
+        0 <= one.bytes <= _MOST_NUMBER and 0 <= one.size <= _MOST_NUMBER for one in coming
     )
 
 

@@ -12,9 +12,11 @@ import importlib.resources
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from io import BufferedWriter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from fwconvert.machine import resident_bytes
 from fwconvert.store import atomic
 from fwconvert.tokens import disagreements, flat
 from fwconvert.tokens.tiktoken_kind import PRETOKENIZERS, Vocabulary
-from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokens, text_bytes
+from fwconvert.tokens.tokenizer import Encoded, ReferenceTokenizer, Tokenizer, Tokens, text_bytes
 
 # How much the process may grow by remembered words, and how often to look.
 MOST_REMEMBERED_BYTES = 200 * 2**20
@@ -40,14 +42,22 @@ class FastTokenizer:
     """gigatoken with the reference behind it; see tokenizer.Tokenizer."""
 
     def __init__(
-        self, vocabulary: Vocabulary, table: bytes, threads: int = 1, scratch: Path | None = None
+        self,
+        reference: Tokenizer,
+        make: Callable[[], Any],
+        threads: int = 1,
+        *,
+        doubtful: Collection[bytes] = (),
     ) -> None:
-        """`scratch` is a folder for short-lived files; None: the one for temporary files."""
-        self.spec = vocabulary
-        self.reference = ReferenceTokenizer(vocabulary, table, threads)
-        self._table = table
+        """`make` returns a new engine of gigatoken, which has the ids of the reference.
+
+        What has one of the `doubtful` strings is encoded by the reference.
+        """
+        self.spec = reference.spec
+        self.reference = reference
+        self._make = make
         self._threads = threads
-        self._scratch = scratch
+        self._doubtful = tuple(doubtful)
         # How often gigatoken was made; what it has read since we looked at its size, and in all.
         self.made = 0
         self._unlooked = self._read = 0
@@ -59,6 +69,8 @@ class FastTokenizer:
         encoded = self._encode(content, bounds)
         self._forget_if_large(len(content))
         where = disagreements.documents(content, bounds)
+        if self._doubtful:
+            where = np.union1d(where, _having(content, bounds, self._doubtful))
         if not len(where):
             return encoded
         exact = self.reference.encode(texts.take(pa.array(where)))
@@ -89,11 +101,38 @@ class FastTokenizer:
 
     def _renew(self) -> None:
         self._engine: Any = None  # Free the old one before the new one takes memory.
-        with _file_of(self._table, self._scratch or Path(tempfile.gettempdir())) as path:
-            self._engine = _gigatoken(self.spec, path, self._threads)
+        # Its thread pool is the process's and is made on first use.
+        os.environ["RAYON_NUM_THREADS"] = str(self._threads)
+        self._engine = self._make()
         self.made += 1
         self._unlooked = self._read = 0
         self._size = resident_bytes() or 0
+
+
+def _having(
+    content: NDArray[np.uint8], bounds: NDArray[np.int64], strings: Collection[bytes]
+) -> NDArray[np.int64]:
+    """Return which documents have one of some strings, which are rare."""
+    whole = content.tobytes()
+    found = [string for string in strings if string in whole]
+    documents = enumerate(pairwise(bounds.tolist())) if found else ()
+    having = [at for at, (begin, end) in documents if any(one in whole[begin:end] for one in found)]
+    return np.array(having, np.int64)
+
+
+def of_table(
+    vocabulary: Vocabulary, table: bytes, threads: int = 1, scratch: Path | None = None
+) -> FastTokenizer:
+    """Return the fast tokenizer of a rank table that is built in.
+
+    `scratch` is a folder for short-lived files; None: the one for temporary files.
+    """
+
+    def make() -> Any:
+        with file_of(table, scratch or Path(tempfile.gettempdir())) as path:
+            return of_file(path, PRETOKENIZERS[vocabulary.table])
+
+    return FastTokenizer(ReferenceTokenizer(vocabulary, table, threads), make, threads)
 
 
 def spliced(encoded: Encoded, documents: Mapping[int, Tokens]) -> Encoded:
@@ -117,14 +156,15 @@ def agrees(vocabulary: Vocabulary) -> bool:
     texts = pa.array(["Hello world, it's 2024!\n", "", "  na\u00efve \u4e2d\u6587 <|endoftext|>"])
     place = importlib.resources.files("fwconvert") / "vocabularies" / "trial.tiktoken"
     with importlib.resources.as_file(place) as path:
-        engine = _gigatoken(vocabulary, path, 1)
+        os.environ["RAYON_NUM_THREADS"] = "1"
+        engine = of_file(path, PRETOKENIZERS[vocabulary.table])
     tokens, offsets = flat.encode(engine, *text_bytes(texts), parallel=False)
     wanted = ReferenceTokenizer(vocabulary, place.read_bytes()).encode(texts)
     return np.array_equal(tokens, wanted.tokens) and np.array_equal(offsets, wanted.offsets)
 
 
 @contextmanager
-def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
+def file_of(table: bytes, folder: Path) -> Iterator[Path]:
     """Have a rank table in a file during the block: gigatoken reads it from files only."""
     path = folder / f"ranks-{uuid.uuid4().hex}.tiktoken"
     try:
@@ -136,12 +176,12 @@ def _file_of(table: bytes, folder: Path) -> Iterator[Path]:
         atomic.remove(path)
 
 
-def _gigatoken(vocabulary: Vocabulary, path: Path, threads: int) -> Any:
-    # Its thread pool is the process's and is made on first use.
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
-    flat.stand_in_for_awkward()  # Before anything can import it.
-    import gigatoken  # noqa: PLC0415  # may be absent; encoders.choose knows
+def of_file(path: Path, pretokenizer: str) -> Any:
+    """Return an engine for the rank table in a file, by gigatoken's name for how text is cut."""
+    return library().Tokenizer.from_tiktoken(path, pretokenizer=pretokenizer, special_tokens={})
 
-    return gigatoken.Tokenizer.from_tiktoken(
-        path, pretokenizer=PRETOKENIZERS[vocabulary.table], special_tokens={}
-    )
+
+def library() -> Any:
+    """Return gigatoken, which may be absent: whoever chooses the encoder knows."""
+    flat.stand_in_for_awkward()  # Before anything can import it.
+    return import_module("gigatoken")

@@ -7,6 +7,8 @@ the first versions have them. Of any other the rules hold the whole spec.
 
 import difflib
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ from fwconvert.errors import UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart
 from fwconvert.recipes import Rules, Separators
-from fwconvert.tokens import separators
+from fwconvert.tokens import given, separators
+from fwconvert.tokens.defined import DefinedKind, Given
+from fwconvert.tokens.given import Kept
 from fwconvert.tokens.spec import Loading, TokenizerKind, TokenizerSpec
 from fwconvert.tokens.tiktoken_kind import EOT_TEXT, TiktokenKind
 
@@ -53,6 +57,7 @@ class BytesKind:
         spec: TokenizerSpec,  # noqa: ARG002
         wanted: EncoderChoice,  # noqa: ARG002
         apart: CallApart,  # noqa: ARG002
+        folder: Callable[[], Path | None],  # noqa: ARG002
     ) -> tuple[Encoder, str]:
         """Return the only one that there is."""
         return "reference", ""
@@ -83,26 +88,48 @@ _MODELS = {
     **dict.fromkeys(("utf8", "byte", "byt5"), "bytes"),
 }
 
-KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind()}
+# Of what users name: a tokenizer.json, a model of sentencepiece, and rank tables.
+DEFINED = {
+    kind.kind: kind
+    for kind in (
+        DefinedKind("hf", ".json", "tokenizers", "hf", "tokenizers of Hugging Face", "1 to 3"),
+        DefinedKind("sentencepiece", ".model", "sentencepiece", "sentencepiece", "sentencepiece", "3 to 4"),
+        DefinedKind("ranks", ".ranks", "", "", "tiktoken", "8 to 10"),
+    )
+}
+
+KINDS: dict[str, TokenizerKind] = {"tiktoken": TiktokenKind(), "bytes": BytesKind(), **DEFINED}
 
 
-def find(name: str, eot_token: str | None = None, bos_token: str | None = None) -> TokenizerSpec:
+def find(
+    name: str,
+    eot_token: str | None = None,
+    bos_token: str | None = None,
+    kept: Callable[[], Kept | None] = lambda: None,
+) -> TokenizerSpec:
     """Return the tokenizer that a user means by `name`, or raise UsageError with the names that exist.
 
     `eot_token` and `bos_token` are the separators as the user typed them: a name, or an id in
     decimal. Where one is given, it is the only separator; where both are, each document has both.
+    `kept` returns what the run that is continued has, if there is one: see given.
     """
     for kind in KINDS.values():
         spec = kind.find(name, eot_token, bos_token)
         if spec is not None:
             return spec
+    file = given.named(name, kept)
+    if file is not None:
+        if eot_token is not None or bos_token is not None:
+            file = replace(file, eot_token=eot_token, bos_token=bos_token)
+        return DEFINED[file.kind].examine(file)
     known = [name for kind in KINDS.values() for name in kind.names()]
     plain = re.sub("[^a-z0-9]", "", name.lower())
     near = [_MODELS[plain]] if plain in _MODELS else difflib.get_close_matches(name.lower(), known, n=1)
     raise UsageError(
         message(
             "there is no such tokenizer",
-            f"did you mean {near[0]}?" if near else "choose one of the known names",
+            *([f"did you mean {near[0]}?"] if near else []),
+            "choose a known name, a file (tokenizer.json, NAME.model, NAME.tiktoken), or OWNER/NAME",
             given=repr(name),
             known=", ".join(known),
         )
@@ -172,13 +199,29 @@ def as_rules(spec: TokenizerSpec) -> dict[str, Any]:
 UNSEPARATED = dict.fromkeys(("tokenizer_kind", "vocabulary_size", "eot_id", "bos_id"))
 
 
-def reseparated(spec: TokenizerSpec, eot_token: str | None, bos_token: str | None) -> TokenizerSpec:
-    """Return a tokenizer that a run has with other separators, or raise UsageError."""
+def reseparated(
+    spec: TokenizerSpec,
+    eot_token: str | None,
+    bos_token: str | None,
+    kept: Callable[[], Kept | None] = lambda: None,
+) -> TokenizerSpec:
+    """Return a tokenizer that a run has with other separators, or raise UsageError. `kept`: as for `find`."""
     if spec.name in KINDS[spec.kind].names():
         return find(spec.name, eot_token, bos_token)
+    found = kept() if spec.kind in DEFINED else None
+    if found is not None and found.content is not None:
+        return DEFINED[spec.kind].examine(
+            Given(spec.kind, spec.name, found.content, b"", eot_token, bos_token)
+        )
     # The definition may be away. That no text has the separators of the run is known.
     known = (spec.eot,) if spec.bos is None else (spec.bos, spec.eot)
     return separators.chosen(spec, {}, known, eot_token, bos_token)
+
+
+def kept(rules: Rules, folder: Path) -> Kept | None:
+    """Return the tokenizer that a run has and keeps the file of in a folder; None: a built-in one."""
+    kind = DEFINED.get(rules.tokenizer_kind or "")
+    return None if kind is None else Kept(rules, kind.kept(of_rules(rules), folder))
 
 
 def kind_of(spec: TokenizerSpec) -> TokenizerKind:

@@ -5,11 +5,20 @@ can give is refused. One separator stands on one side of each document; if two
 are asked for, one begins each document and the other ends it, and they differ.
 """
 
+import hashlib
+import json
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fwconvert.errors import UsageError, message
+from fwconvert.tokens.definition import Facts
 from fwconvert.tokens.spec import TokenizerSpec
+
+if TYPE_CHECKING:
+    from fwconvert.tokens.defined import Given
+
+_MOST_LISTED = 30
 
 
 def chosen(
@@ -39,7 +48,7 @@ def chosen(
                 tokenizer=spec.name,
                 eot_token=eot_token,
                 bos_token=bos_token,
-                special_tokens=_listed(names),
+                special_tokens=listed(names),
             )
         )
     is_usual = (ends, begins) == (spec.eot, spec.bos)
@@ -65,10 +74,77 @@ def _id_of(flag: str, typed: str, spec: TokenizerSpec, names: Mapping[str, int],
             "choose a special token, by its name or its id",
             tokenizer=spec.name,
             given=repr(typed),
-            special_tokens=_listed(names),
+            special_tokens=listed(names),
         )
     )
 
 
-def _listed(names: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({number})" for name, number in names.items())
+def listed(names: Mapping[str, int]) -> str:
+    """Return special tokens as they are shown; some tokenizers have hundreds that are reserved."""
+    shown = [f"{name} ({number})" for name, number in names.items()][:_MOST_LISTED]
+    return ", ".join(
+        [*shown, *([f"and {len(names) - len(shown):,} more"] if len(names) > len(shown) else [])]
+    )
+
+
+# What ends a document in the tokenizers that people have.
+_USUAL = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "[EOS]",
+    "<|eos|>",
+)
+# What ends a turn of a conversation, which chat models have in that place.
+_TURNS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+)
+
+
+def named_in(config: bytes, facts: Facts) -> str | None:
+    """Return the separator that a tokenizer_config.json names, if it does and no text has it."""
+    try:
+        found = json.loads(config.decode())["eos_token"]
+        name = found["content"] if isinstance(found, dict) else found
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    usable = isinstance(name, str) and name not in _TURNS and name in facts.candidates
+    return name if usable else None
+
+
+def of_definition(given: "Given", facts: Facts, default: str | None = None) -> TokenizerSpec:
+    """Return what a file defines, with the separators that a user typed, or else the usual ones.
+
+    `default` is what the file itself names. Raises UsageError with the candidates where nothing says which.
+    """
+    spec = TokenizerSpec(
+        kind=given.kind,
+        name=given.name,
+        sha256=hashlib.sha256(given.content).hexdigest(),
+        size=facts.size,
+        eot=-1,
+    )
+    ends = given.eot_token
+    if ends is None and given.bos_token is None:
+        usual = [name for name in _USUAL if name in facts.candidates]
+        if default is None and len(usual) != 1:
+            raise UsageError(
+                message(
+                    "which token separates documents is not known: this tokenizer does not say"
+                    if not usual
+                    else "which token separates documents is not known: this tokenizer has several that may",
+                    "choose one: --eot-token NAME or --bos-token NAME",
+                    tokenizer=given.name,
+                    candidates=", ".join(usual) or listed(facts.candidates) or "none",
+                )
+            )
+        ends = default if default is not None else usual[0]
+    return chosen(spec, facts.names, facts.free, ends, given.bos_token)

@@ -5,6 +5,7 @@ and which of them separates documents. How text becomes ids is up to its kind
 (see registry). Light: the driver and `status` load no encoder.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -71,11 +72,11 @@ class TokenizerKind(Protocol):
         """
 
     def choose_encoder(
-        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart, folder: Callable[[], Path | None]
     ) -> tuple[Encoder, str]:
         """Return the encoder to use, and a notice if it is slower than one might expect ("" if not).
 
-        What may end its process is tried by `apart`.
+        What may end its process is tried by `apart`. `folder` returns the folder of a run, if there is one.
         """
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:

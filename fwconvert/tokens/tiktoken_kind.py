@@ -72,6 +72,7 @@ _O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+PATTERNS = {"r50k_base": _R50K_PATTERN, "cl100k_base": _CL100K_PATTERN, "o200k_base": _O200K_PATTERN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,11 @@ class TiktokenKind:
         return separators.chosen(known, known.specials, known.free, eot_token, bos_token)
 
     def choose_encoder(
-        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+        self,
+        spec: TokenizerSpec,
+        wanted: EncoderChoice,
+        apart: CallApart,
+        folder: Callable[[], Path | None],  # noqa: ARG002
     ) -> tuple[Encoder, str]:
         """See TokenizerKind."""
         return choose(wanted, find(spec.name), lambda known: why_fast_fails(known, apart))
@@ -200,9 +205,9 @@ class TiktokenKind:
         known = replace(find(spec.name), eot=spec.eot, bos=spec.bos)
         table = read_table(known, folder)
         if how.encoder == "fast":
-            from fwconvert.tokens.gigatoken import FastTokenizer  # noqa: PLC0415  # heavy
+            from fwconvert.tokens import gigatoken  # noqa: PLC0415  # heavy
 
-            return FastTokenizer(known, table, how.threads, how.scratch)
+            return gigatoken.of_table(known, table, how.threads, how.scratch)
         from fwconvert.tokens.tokenizer import ReferenceTokenizer  # noqa: PLC0415  # heavy
 
         return ReferenceTokenizer(known, table, how.threads)

@@ -1,120 +1,119 @@
-"""Derive the table in tokens/disagreements.py: code points that gigatoken and tiktoken split differently.
+"""Derive the table in tokens/disagreements.py: code points that gigatoken and a reference split differently.
 
-Rank tables hide most differences: few tokens span the boundary between two
-words, so a wrong boundary rarely shows. So the two are also compared with a
-synthetic table, whose merges all span a boundary between characters and so
-show where every word ends. The result then depends on no vocabulary, and
-o200k_base can be checked without its table.
+The references are tiktoken and tokenizers of Hugging Face; the latter also put
+text into Unicode's form NFC, where the file of a tokenizer asks for that. One
+table has what any of these finds, as all of it is rare.
 
     scripts/disagreements             print the table; exit 1 if it differs from the committed one
     scripts/disagreements --write     put it into fwconvert/tokens/disagreements.py
     scripts/disagreements --fuzz N    also compare N texts without these code points, and
                                       some extreme ones; exit 1 if a difference is found
 
-The real tables are used as well; that of o200k_base if tiktoken has it (see TIKTOKEN_CACHE_DIR).
+See encoder_pairs for what is compared. The real tables of tiktoken's encodings are used as
+well; that of o200k_base if tiktoken has it (see TIKTOKEN_CACHE_DIR). Real files: scripts/bench tokenizers.
 """
 
 import argparse
-import base64
-import hashlib
 import importlib.metadata
 import itertools
-import random
 import re
-import string
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
-import gigatoken
-import numpy as np
-import pyarrow as pa
+import encoder_pairs
+from encoder_pairs import Pair
+from nasty_texts import SCALARS, Texts, abbreviated, extreme_texts
 
 from fwconvert.errors import SourceError, UsageError
 from fwconvert.tokens import disagreements, tiktoken_kind
-from fwconvert.tokens.tokenizer import ReferenceTokenizer, parse_ranks
-
-# gigatoken's name for the pattern of each encoding.
-PATTERNS = {"gpt2": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
-
-SCALARS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+from fwconvert.tokens.tokenizer import parse_ranks
 
 # Every alternative of the patterns with the character @ beside it; and, alone, what only the end of a text
 # decides.
 CROWD = "a@b A@A @Ab 1@2 !@! @'s @1111 @@\t@\r\n@/\n'@s \u0301@a  @a @ a"
 ALONE = ("@", " @", "@ ", "@\n")
+# A mark that one of the two does not know stays where it is, and keeps an accent from its letter.
+MARKED = ("@", "a@\u0301", "a@\u0323", "@\u0301", "\u0327@\u0301", "\u1100@\u11a8")
+# Composed characters are no further than this from what they are made of, which may be a common accent, too.
+NEAR = 128
+ACCENTS = [chr(code) for code in (*range(0x300, 0x346), 0x3099, 0x309A)]
+
+# Hugging Face tokenizers are slow, and planes without a character are all alike: one in 64 of those.
+SAMPLED = [char for char in SCALARS if ord(char) >> 16 in (0, 1, 2, 3, 14) or not ord(char) % 64]
 
 Ranges = list[tuple[int, int]]
 
 
-class Pair:
-    """The two encoders with one encoding's pattern and one rank table."""
-
-    def __init__(self, name: str, table: bytes) -> None:
-        own = hashlib.sha256(table).hexdigest() == tiktoken_kind.find(name).sha256
-        self.description = f"{name} with {'its' if own else 'a synthetic'} table"
-        self.reference = ReferenceTokenizer(tiktoken_kind.find(name), table)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "ranks.tiktoken"
-            path.write_bytes(table)
-            self.fast = gigatoken.Tokenizer.from_tiktoken(
-                str(path), pretokenizer=PATTERNS[name], special_tokens={}
-            )
+class Compared(Protocol):
+    """Two ways to do one thing with texts."""
 
     def differing(self, texts: Sequence[str]) -> list[int]:
-        """Return the indices of the texts for which the two make different tokens."""
-        array = self.fast.encode_batch(list(texts), parallel=False).layout
-        fast, fast_bounds = np.asarray(array.content.data), np.asarray(array.offsets.data)
-        encoded = self.reference.encode(pa.array(texts, pa.large_string()))
-        slow, slow_bounds = encoded.tokens, encoded.offsets
-        if np.array_equal(fast_bounds, slow_bounds) and np.array_equal(fast, slow):
-            return []
-        cuts = zip(
-            itertools.pairwise(fast_bounds.tolist()), itertools.pairwise(slow_bounds.tolist()), strict=True
-        )
-        return [
-            index for index, ((a, b), (c, d)) in enumerate(cuts) if not np.array_equal(fast[a:b], slow[c:d])
-        ]
+        """Return the indices of the texts for which the two differ."""
 
 
-def pairs(folder: Path) -> Iterator[Pair]:
-    """Yield every encoding with the synthetic table and, where available, with its own."""
-    for name in PATTERNS:
-        yield Pair(name, synthetic_table())
+def real_tables(folder: Path) -> Iterator[Pair]:
+    """Yield the encodings of tiktoken with their own tables, where available."""
+    for name in encoder_pairs.TIKTOKEN_PATTERNS:
         try:
             tiktoken_kind.provide_table(tiktoken_kind.find(name), folder)
-            yield Pair(name, tiktoken_kind.read_table(tiktoken_kind.find(name), folder))
+            table = tiktoken_kind.read_table(tiktoken_kind.find(name), folder)
+            yield encoder_pairs.of_tiktoken(f"{name} with its table", name, table)
         except UsageError as error:
             print(f"without the rank table of {name}: {error}", file=sys.stderr)
 
 
-def synthetic_table() -> bytes:
-    """Return a rank table that merges the last byte of any character with the first byte of any other.
-
-    Two ASCII characters merge last, so that the boundaries of all other characters
-    show.
-    """
-    borders = [
-        bytes([end, begin])
-        for end, begin in itertools.product(range(0xC0), [*range(0x80), *range(0xC0, 0x100)])
-    ]
-    borders.sort(key=bytes.isascii)
-    pieces = [bytes([byte]) for byte in range(256)] + borders
-    return b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for rank, piece in enumerate(pieces))
-
-
-def derive(pair: Pair, context: str, together: int = 1) -> set[int]:
+def derive(compared: Compared, context: str, together: int = 1, scalars: Sequence[str] = SCALARS) -> set[int]:
     """Return the code points that make a difference in the place of @ in the context.
 
     Texts with many code points `together` are compared first, which is faster.
     """
-    texts = [context.replace("@", scalar) for scalar in SCALARS]
+    texts = [context.replace("@", scalar) for scalar in scalars]
     groups = ["\n".join(texts[at : at + together]) for at in range(0, len(texts), together)]
-    differing = [group * together for group in pair.differing(groups)]
+    differing = [group * together for group in compared.differing(groups)]
     suspects = [index for at in differing for index in range(at, min(at + together, len(texts)))]
-    found = pair.differing([texts[index] for index in suspects])
-    return {ord(SCALARS[suspects[index]]) for index in found}
+    found = compared.differing([texts[index] for index in suspects])
+    return {ord(scalars[suspects[index]]) for index in found}
+
+
+def derive_joined(compared: Compared, known: set[int], scalars: Sequence[str] = SCALARS) -> set[int]:
+    """Return the code points, beside the known ones, that make a difference right behind another one.
+
+    The newer of two characters is returned: the one with the higher number.
+    """
+    found: set[int] = set()
+    firsts = [char for char in scalars if 0x300 <= ord(char) < 0x20000]
+    for at in range(0, len(firsts), 1000):
+        part = firsts[at : at + 1000]
+        lines = ["\n".join(first + second for second in _near(first, known)) for first in part]
+        for index in compared.differing(lines):
+            pairs = [part[index] + second for second in _near(part[index], known)]
+            found |= {max(map(ord, pairs[pair])) for pair in compared.differing(pairs)}
+    return found - known
+
+
+def _near(char: str, known: set[int]) -> list[str]:
+    if ord(char) in known:
+        return []
+    codes = range(max(0x300, ord(char) - NEAR), ord(char) + NEAR + 1)
+    return ACCENTS + [chr(code) for code in codes if code not in known and not 0xD800 <= code <= 0xDFFF]
+
+
+def derive_all() -> set[int]:
+    """Return the code points that make a difference anywhere, without a real vocabulary."""
+    found: set[int] = set()
+    for name, pair in encoder_pairs.synthetic_pairs().items():
+        scalars = SCALARS if name in encoder_pairs.TIKTOKEN_PATTERNS else SAMPLED
+        codes = derive(pair, CROWD, 64, scalars).union(*(derive(pair, each, 1, scalars) for each in ALONE))
+        print(f"{name} with a synthetic vocabulary: {len(codes):,} code points", file=sys.stderr)
+        found |= codes
+    normalizing = encoder_pairs.Normalizing()
+    marks = set().union(*(derive(normalizing, context) for context in MARKED))
+    joined = derive_joined(normalizing, marks)
+    print(f"NFC: {len(marks):,} code points, and {len(joined):,} behind others", file=sys.stderr)
+    return found | marks | joined
 
 
 def as_ranges(codes: set[int]) -> Ranges:
@@ -126,11 +125,11 @@ def as_ranges(codes: set[int]) -> Ranges:
 
 def source_with(ranges: Ranges) -> str:
     """Return the source of fwconvert/tokens/disagreements.py with another table."""
-    installed = importlib.metadata.version("gigatoken")
-    against = importlib.metadata.version("tiktoken")
+    versions = {name: importlib.metadata.version(name) for name in ("gigatoken", "tiktoken", "tokenizers")}
+    fast, *against = (f"{name} {version}" for name, version in versions.items())
     lines = [
-        f"# First and last code point of each range, for gigatoken {installed} against tiktoken {against}.",
-        f'GIGATOKEN = "{installed}"',
+        f"# First and last code point of each range, for {fast} against {' and '.join(against)}.",
+        f'GIGATOKEN = "{versions["gigatoken"]}"',
         "RANGES: tuple[tuple[int, int], ...] = (",
         *(f"    (0x{first:04X}, 0x{last:04X})," for first, last in ranges),
         ")",
@@ -139,100 +138,6 @@ def source_with(ranges: Ranges) -> str:
     source, count = table.subn("\n".join(lines), Path(disagreements.__file__).read_text("utf-8"))
     assert count == 1, "the table in fwconvert/tokens/disagreements.py has moved"
     return source
-
-
-class Texts:
-    """Random texts that are hard to split. The same seed gives the same texts."""
-
-    def __init__(self, seed: int, pieces: Sequence[bytes]) -> None:
-        self.random = random.Random(seed)
-        self.pieces = [piece.decode("utf-8", "ignore") for piece in pieces]
-        self.spaces = [c for c in SCALARS if c.isspace()] + list("\u180e\u200b\u200c\u200d\u2060\ufeff\0")
-        self.marks = "\u0300\u0301\u0308\u0329\u0351\u0903\u093e\u094d\u20e3\ufe0f\u200d\U0001f3fd"
-        self.words = [
-            "the", "Don", "na\u00efve", "\u00dcBER", "x", "I", "\u01c5", "2024", "\u00bd",
-            "\u65e5\u672c", "\u0661",
-        ]  # fmt: skip
-        self.endings = [
-            "s", "t", "re", "ve", "m", "ll", "d", "S", "LL", "Ve", "\u017f", "\u212a", "sT", "l", "r",
-        ]  # fmt: skip
-        self.kinds: list[Callable[[], str]] = [
-            self.any_characters, self.near_characters, self.prose, self.vocabulary,
-            self.white_space, self.run, self.contraction, self.combination, self.controls,
-        ]  # fmt: skip
-
-    def without_disagreements(self, count: int) -> list[str]:
-        """Return this many texts of all kinds, without the code points of the table."""
-        unwanted = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in disagreements.RANGES) + "]")
-        return [unwanted.sub("", self.random.choice(self.kinds)()) for _ in range(count)]
-
-    def some(self, choices: Sequence[str], most: int) -> str:
-        """Join up to `most` choices."""
-        return "".join(self.random.choices(choices, k=self.random.randint(1, most)))
-
-    def any_characters(self) -> str:
-        """Return characters of all of Unicode, with ASCII between them."""
-        return self.some(
-            [*self.random.choices(SCALARS, k=8), *self.random.choices(string.printable, k=6)], 20
-        )
-
-    def near_characters(self) -> str:
-        """Return characters of one page, as a text in some script has them."""
-        at = self.random.randrange(min(len(SCALARS), 0x32000) - 64)
-        return self.some([*SCALARS[at : at + 64], " ", " ", "'", "\n"], 24)
-
-    def prose(self) -> str:
-        """Return words with one character changed."""
-        text = " ".join(self.random.choices([*self.words, *self.pieces[300:5000]], k=8))
-        at = self.random.randrange(len(text))
-        return (
-            text[:at]
-            + self.random.choice(SCALARS[: self.random.choice((128, 0x3000, len(SCALARS)))])
-            + text[at + 1 :]
-        )
-
-    def vocabulary(self) -> str:
-        """Return entries of the vocabulary, joined."""
-        return self.some(self.pieces, 8)
-
-    def white_space(self) -> str:
-        """Return spaces of all kinds around little else."""
-        return self.some(
-            [*self.random.choices(self.spaces, k=3), " ", "\n", "\r\n", "\t", "a", "1", ".", "/"], 16
-        )
-
-    def run(self) -> str:
-        """Return a run of one character, most often short."""
-        length = int(2 ** self.random.uniform(0, 9))
-        return (
-            self.random.choice(["", " ", "a", "\n"])
-            + self.some(string.printable, 1) * length
-            + self.some("a1 .\n'", 3)
-        )
-
-    def contraction(self) -> str:
-        """Return words with endings, in both cases and with both apostrophes."""
-        parts = [self.words, "''\u2019 ", self.endings, ["", " ", "s", "'", "\u0301", "A", "\n"]]
-        return "".join(self.random.choice(part) for _ in range(self.random.randint(1, 3)) for part in parts)
-
-    def combination(self) -> str:
-        """Return letters and emoji with marks and joiners."""
-        return self.some([*self.marks, *self.words, "\U0001f469", "\U0001f1e9", "e", "E", " ", "#", "'s"], 12)
-
-    def controls(self) -> str:
-        """Return control characters and the names of special tokens."""
-        names = ["<|endoftext|>", "<|endofprompt|>", "<|fim_prefix|>", "<|", "|>", "endoftext"]
-        return self.some([*names, *SCALARS[:32], *SCALARS[0x7F:0xA1], "a", " "], 8)
-
-
-def extreme_texts() -> Iterator[str]:
-    """Yield texts that are very long, or strange."""
-    yield from ("<|endoftext|>", "\0", "\0" * 1_000_000, "a\0b\0\0 \0c", "")
-    for character in "a A1.\n\t\u00e9\u3000\u65e5\u0301'":
-        for end in ("", "a", "\n", " a"):
-            yield character * 150_000 + end
-    yield from ("a" * 1_000_000, " " * 1_200_000 + "a", "\n" * 1_200_000 + "a", "ab" * 500_000)
-    yield "It's 10 MB long, isn't it?  Yes.\n\n" * 300_000
 
 
 def fuzz(pair: Pair, count: int) -> int:
@@ -252,13 +157,6 @@ def fuzz(pair: Pair, count: int) -> int:
     return differences
 
 
-def abbreviated(text: str) -> str:
-    """Return a text, or both ends of a long one."""
-    return (
-        f"{text!a}" if len(text) < 300 else f"{text[:100]!a} ... {text[-100:]!a} ({len(text):,} characters)"
-    )
-
-
 def main() -> int:
     """Derive the table; compare it, print it, write it; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -267,14 +165,16 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--fuzz", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
-    found: set[int] = set()
-    differences = 0
+    found, differences = derive_all(), 0
     with tempfile.TemporaryDirectory() as folder:
-        for pair in pairs(Path(folder)):
+        for pair in real_tables(Path(folder)):
             codes = derive(pair, CROWD, together=64).union(*(derive(pair, context) for context in ALONE))
             print(f"{pair.description}: {len(codes):,} code points", file=sys.stderr)
             found |= codes
             differences += fuzz(pair, arguments.fuzz) if arguments.fuzz else 0
+    if arguments.fuzz:
+        for pair in encoder_pairs.synthetic_pairs().values():
+            differences += fuzz(pair, arguments.fuzz)
     ranges = as_ranges(found)
     print(*(f"{first:04X}-{last:04X}" for first, last in ranges), sep="\n")
     if arguments.write:

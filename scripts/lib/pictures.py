@@ -132,12 +132,15 @@ def draw_page(chromium: str, work: Path, picture: Path) -> None:
         check=True,
         stdout=subprocess.DEVNULL,
     )
+    page = work / "page.html"
+    # The folder is nobody's, and another one each time.
+    page.write_text(page.read_text(encoding="utf-8").replace(f"{work.resolve()}/", ""), encoding="utf-8")
     width, height = PAGE_SIZE
     subprocess.run(
         [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--user-data-dir={work / 'browser'}", f"--window-size={width},{height}",
-            f"--screenshot={picture.absolute()}", (work / "page.html").as_uri(),
+            f"--screenshot={picture.absolute()}", page.as_uri(),
         ],
         check=True,
         stderr=subprocess.DEVNULL,

@@ -19,18 +19,24 @@ WORDS = ["--tokenizer", "bytes", "--shard-tokens", "200", "--workers", "1"]
 
 
 def fwconvert(
-    *words: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environment: str
+    *words: object, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
 ) -> "subprocess.CompletedProcess[str]":
+    """Start the program for real: how Python itself ends is part of what is tried."""
     return subprocess.run(
         [sys.executable, "-m", "fwconvert", *map(str, words)],
         stdout=stdout,
         stderr=stderr,
         text=True,
-        encoding=environment.get("PYTHONIOENCODING", "utf-8"),
+        encoding="utf-8",
         check=False,
         timeout=runner.PATIENCE,
-        env={**os.environ, "PYTHONPATH": str(runner.REPOSITORY), **environment},
+        env={**os.environ, "PYTHONPATH": str(runner.REPOSITORY)},
     )
+
+
+def in_encoding(encoding: str, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run the program where the standard streams have this encoding."""
+    return runner.command_line(*words, encoding=encoding, env={"PYTHONIOENCODING": encoding})
 
 
 @contextmanager
@@ -60,7 +66,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in it that has nothing wrong."""
     folder = tmp_path_factory.mktemp("whole")
     corpus.write(folder / "a.parquet", [corpus.document(number) for number in range(20)])
-    assert fwconvert("--source", folder, "--out", folder / "run", "--quiet", *WORDS).returncode == 0
+    ended = in_encoding("utf-8", "--source", folder, "--out", folder / "run", "--quiet", *WORDS)
+    assert ended.returncode == 0
     return folder
 
 
@@ -70,7 +77,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("broken")
     corpus.write(folder / "a.parquet", [corpus.document(number) for number in range(20)])
     (folder / "b.parquet").write_bytes(b"<html>not found</html>")
-    assert fwconvert("--source", folder, "--out", folder / "run", "--quiet", *WORDS).returncode == 1
+    ended = in_encoding("utf-8", "--source", folder, "--out", folder / "run", "--quiet", *WORDS)
+    assert ended.returncode == 1
     return folder
 
 
@@ -78,7 +86,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(whole: Path) -> Path:
     """A run of which one shard lacks its last byte."""
     out = whole / "damaged"
-    assert fwconvert("--source", whole / "a.parquet", "--out", out, "--quiet", *WORDS).returncode == 0
+    ended = in_encoding("utf-8", "--source", whole / "a.parquet", "--out", out, "--quiet", *WORDS)
+    assert ended.returncode == 0
     shard = min(out.glob("*_train_*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1])
     return out
@@ -88,16 +97,16 @@ def test_what_is_not_right_has_its_exit_code_though_nobody_reads(
     broken: Path, damaged: Path, tmp_path: Path
 ) -> None:
     converting = ["--source", broken, "--out", tmp_path / "o", *WORDS]
-    for words in (
-        ["verify", damaged],
-        ["verify", damaged, "--json"],
-        ["status", broken / "run"],
-        ["status", broken / "run", "--json"],
-        converting,
-        converting,  # again
+    for start, words in (
+        (fwconvert, ["verify", damaged]),
+        (runner.command_line, ["verify", damaged, "--json"]),
+        (runner.command_line, ["status", broken / "run"]),
+        (fwconvert, ["status", broken / "run", "--json"]),
+        (fwconvert, converting),
+        (runner.command_line, converting),  # again
     ):
         with nobody_reads() as pipe:
-            ended = fwconvert(*words, stdout=pipe)
+            ended = start(*words, stdout=pipe)
         assert ended.returncode == 1, words
         assert "Traceback" not in ended.stderr
         assert "BrokenPipe" not in ended.stderr
@@ -105,22 +114,25 @@ def test_what_is_not_right_has_its_exit_code_though_nobody_reads(
 
 def test_what_is_right_has_its_exit_code_though_nobody_reads(whole: Path, tmp_path: Path) -> None:
     converting = ["--source", whole / "a.parquet", "--out", tmp_path / "o", *WORDS]
-    for words in (
-        ["--help"],
-        ["plan", "--help"],
-        ["--about"],
-        ["status", whole / "run"],
-        ["verify", whole / "run", "--json"],
-        ["show", whole / "run", "00000_001", "--documents", "1000"],
-        ["trace", whole / "run", "00000_001:3"],
-        ["plan", "--source", whole / "a.parquet", "--out", tmp_path / "p", "--workers", "1"],
-        ["pin", whole, "-o", tmp_path / "pinned.json"],
-        converting,
-        converting,  # again
-        ["export", whole / "run", "--format", "npy", "-o", tmp_path / "n"],
+    for start, words in (
+        (fwconvert, ["--help"]),
+        (runner.command_line, ["plan", "--help"]),
+        (runner.command_line, ["--about"]),
+        (runner.command_line, ["status", whole / "run"]),
+        (runner.command_line, ["verify", whole / "run", "--json"]),
+        (fwconvert, ["show", whole / "run", "00000_001", "--documents", "1000"]),
+        (runner.command_line, ["trace", whole / "run", "00000_001:3"]),
+        (
+            runner.command_line,
+            ["plan", "--source", whole / "a.parquet", "--out", tmp_path / "p", "--workers", "1"],
+        ),
+        (runner.command_line, ["pin", whole, "-o", tmp_path / "pinned.json"]),
+        (fwconvert, converting),
+        (runner.command_line, converting),  # again
+        (runner.command_line, ["export", whole / "run", "--format", "npy", "-o", tmp_path / "n"]),
     ):
         with nobody_reads() as pipe:
-            ended = fwconvert(*words, stdout=pipe)
+            ended = start(*words, stdout=pipe)
         assert ended.returncode == 0, words
         assert not re.search("Traceback|Broken|ignored|fwconvert:", ended.stderr)
 
@@ -144,13 +156,13 @@ def test_a_result_that_cannot_be_written_is_an_error(words: list[str], whole: Pa
 def test_a_run_is_done_though_the_log_is_full(whole: Path, tmp_path: Path) -> None:
     """What was asked for is the folder, and it is there."""
     words = ["--source", whole / "a.parquet", "--out", tmp_path / "o", *WORDS]
-    for _ in range(2):
+    for start in (fwconvert, runner.command_line):
         with full_disk() as disk:
-            ended = fwconvert(*words, stdout=disk)
+            ended = start(*words, stdout=disk)
         assert ended.returncode == 0
         assert "the result cannot be printed" in ended.stderr
         with full_disk() as disk:
-            assert fwconvert(*words, stdout=disk, stderr=disk).returncode == 0
+            assert start(*words, stdout=disk, stderr=disk).returncode == 0
     assert runner.tree(tmp_path / "o") == runner.tree(whole / "run")
 
 
@@ -192,22 +204,20 @@ def test_no_encoding_makes_a_command_fail(encoding: str, umlauts: Path, tmp_path
         (["--version", "ü"], 2),
         (["--layout", "ü", "--version", "demo"], 2),
     ):
-        ended = fwconvert(*words, PYTHONIOENCODING=encoding)
+        ended = in_encoding(encoding, *words)
         assert ended.returncode == code, (words, ended.stdout, ended.stderr)
         assert "Error" not in ended.stderr + ended.stdout
 
 
 def test_json_has_every_name_whatever_the_encoding(umlauts: Path, tmp_path: Path) -> None:
     out = tmp_path / "ö"
-    fwconvert("--source", umlauts, "--out", out, "--quiet", *WORDS)
+    in_encoding("utf-8", "--source", umlauts, "--out", out, "--quiet", *WORDS)
     for encoding in ("ascii", "utf-8"):
-        status = json.loads(fwconvert("status", out, "--json", PYTHONIOENCODING=encoding).stdout)
+        status = json.loads(in_encoding(encoding, "status", out, "--json").stdout)
         assert [job["path"] for job in status["failed"]] == ["schlecht ß.parquet"]
         assert status["folder"] == str(out)
         place = ["trace", out, "00001_000:5", "--json", "--source", umlauts]
-        assert (
-            json.loads(fwconvert(*place, PYTHONIOENCODING=encoding).stdout)["source"] == "ä\U0001f680.parquet"
-        )
+        assert json.loads(in_encoding(encoding, *place).stdout)["source"] == "ä\U0001f680.parquet"
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are UTF-8 here")
@@ -219,9 +229,9 @@ def test_a_folder_whose_name_is_not_utf_8_can_be_told_of(whole: Path, tmp_path: 
         ["verify", out, "--json"],
         ["plan", "--source", whole / "a.parquet", "--out", out, "--json"],
     ):
-        ended = fwconvert(*words)
+        ended = in_encoding("utf-8", *words)
         assert ended.returncode == 0, ended.stderr
-    assert json.loads(fwconvert("status", out, "--json").stdout)["folder"] == str(out)
+    assert json.loads(in_encoding("utf-8", "status", out, "--json").stdout)["folder"] == str(out)
 
 
 def test_a_character_is_spelt_only_where_the_encoding_lacks_it() -> None:

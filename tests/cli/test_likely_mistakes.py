@@ -21,7 +21,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         texts = corpus.documents(100 * number, 20)
         corpus.write_columns(home / f"data/{number}.parquet", text=texts, score=[*range(20)])
-    for name in ("csvs/a.csv", "lines/a.jsonl", "lines/b.jsonl", "tables/a.parquet"):
+    text = (
+        "csvs/a.csv",
+        "lines/a.jsonl",
+        "lines/b.jsonl",
+        "mixed/a.jsonl",
+        "mixed/b.arrow",
+        "tables/a.parquet",
+    )
+    for name in text:
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text('{"text": "hello"}\n')
     (home / "empty").mkdir()
@@ -74,6 +82,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("--version 10BT", ["did you mean 10B?"]),
     ("--version demo --tokenizer gpt4", ["no such tokenizer", "gpt4", "did you mean cl100k_base?"]),
     ("--version demo --tokenizer llama3", ["no such tokenizer", "llama3", "gpt2"]),
+    ("--version demo --tokenizer gone/tokenizer.json", ["does not exist", "check the path"]),
+    ("--source data -o x --tokenizer ./data", ["no file that defines a tokenizer", "tokenizer.json"]),
+    ("--source data -o x --tokenizer data/0.parquet", ["no file that defines a tokenizer", "OWNER/NAME"]),
+    ("--version demo --tokenizer gpt2 --eot-token <|fin|>", ["no special token", "<|endoftext|> (50256)"]),
     ("--version demo --format llm.c", ["--format", "llm.c", "did you mean llmc?"]),
     ("--version demo --format nanogpt", ["did you mean raw?"]),
     ("--version demo --eot end", ["--eot", "did you mean after?"]),
@@ -93,10 +105,11 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # --- sources
     ("--source data", ["--out is missing", "--out DIR"]),
     ("--source nowhere -o x", ["does not exist", "nowhere"]),
-    ("--source empty -o x", ["no .parquet files", "none"]),
-    ("--source csvs -o x", ["no .parquet files", "1 .csv", "make parquet of it"]),
-    ("--source lines -o x", ["no .parquet files", "2 .jsonl", "make parquet of it"]),
-    ("--source csvs/a.csv -o x", ["not a parquet file", "csvs/a.csv", "csv.read_csv"]),
+    ("--source empty -o x", ["no parquet, jsonl or Arrow files here", "none"]),
+    ("--source csvs -o x", ["no parquet, jsonl or Arrow files here", "1 .csv", "make parquet of it"]),
+    ("--source lines -o x --text-column body", ["no such text column", "text", "--text-column"]),
+    ("--source mixed -o x", ["files of two kinds", "jsonl", "arrow", "name the ones that are meant"]),
+    ("--source csvs/a.csv -o x", ["not one of the parquet, jsonl or Arrow", "csvs/a.csv", "csv.read_csv"]),
     ("--source data/0.parquet data/1.parquet data/2.parquet -o x",
      ["has the shell expanded a pattern?", "3 paths", "--source 'data/*.parquet'"]),
     ("--version 10B --source fake -o x",

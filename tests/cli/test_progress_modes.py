@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import forked
 import hub_runs
 import pytest
 import runner
@@ -209,7 +210,7 @@ def on_a_terminal(words: list[str], width: int, **settings: str) -> tuple[str, i
     ours, theirs = open_terminal(width)
     clean = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment = {**clean, "PYTHONPATH": str(runner.REPOSITORY), "TERM": "xterm-256color", **settings}
-    child = subprocess.Popen(
+    child = forked.start(
         [sys.executable, "-m", "fwconvert", *words],
         stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
     )  # fmt: skip

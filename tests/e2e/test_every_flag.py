@@ -12,6 +12,7 @@ from pathlib import Path
 import corpus
 import pytest
 import runner
+import small_tokenizers
 from runner import PRIVATE
 
 SIZE = ("--tokenizer", "bytes", "--shard-tokens", "700")
@@ -19,23 +20,26 @@ SIZE = ("--tokenizer", "bytes", "--shard-tokens", "700")
 # All words of every choice, and a value for every other flag.
 FLAGS: dict[str, tuple[str, ...]] = {
     "nothing": SIZE,
-    **{f"last {word}": (*SIZE, "--last", word) for word in ("merge", "keep", "drop")},
-    **{f"layout {word}": (*SIZE, "--layout", word) for word in ("independent", "contiguous")},
-    **{f"eot {word}": (*SIZE, "--eot", word) for word in ("before", "after")},
-    **{f"compress {word}": (*SIZE, "--compress", word) for word in ("none", "zstd")},
-    **{f"format {word}": (*SIZE, "--format", word) for word in ("llmc", "npy", "megatron", "datatrove")},
-    **{f"format {word}": (*SIZE, "--format", word) for word in ("nemo", "litdata", "parquet")},
+    # What is the case anyway, in words.
+    "defaults": (*SIZE, "--last", "merge", "--layout", "independent", "--eot", "before", "--compress", "none",
+                 "--format", "llmc", "--text-column", "text", "--name", "edu_fineweb"),
+    **{f"last {word}": (*SIZE, "--last", word) for word in ("keep", "drop")},
+    "layout contiguous": (*SIZE, "--layout", "contiguous"),
+    "eot after": (*SIZE, "--eot", "after"),
+    "compress zstd": (*SIZE, "--compress", "zstd"),
+    **{f"format {word}": (*SIZE, "--format", word)
+       for word in ("npy", "megatron", "datatrove", "nemo", "litdata", "parquet")},
     "format mds": (*SIZE, "--format", "mds", "--sequence-length", "32"),
     "format raw": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "500"),
     "format raw zstd": ("--tokenizer", "bytes", "--format", "raw", "--val-tokens", "0", "--compress", "zstd"),
     **{f"tokenizer {word}": ("--tokenizer", word, "--shard-tokens", "200")
-       for word in ("gpt2", "r50k_base", "cl100k_base", "bytes")},
+       for word in ("gpt2", "r50k_base", "cl100k_base")},
+    "tokenizer FILE": ("--tokenizer", "tokenizer.json", "--shard-tokens", "700"),
     **{f"separators {' '.join(words)}": ("--tokenizer", "cl100k_base", "--shard-tokens", "200", *words)
        for words in (("--eot-token", "<|fim_prefix|>"), ("--bos-token", "100256"),
                      ("--bos-token", "<|endofprompt|>", "--eot-token", "100257"))},
     "as llm.c": (*SIZE, "--layout", "contiguous", "--last", "keep"),
     "val-tokens": (*SIZE, "--val-tokens", "0"),
-    "text-column": (*SIZE, "--text-column", "text"),
     "name": (*SIZE, "--name", "other"),
     "min-score": (*SIZE, "--min-score", "3"),
     "min-int-score": (*SIZE, "--min-int-score", "3"),
@@ -56,6 +60,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / f"{number}.parquet", text=texts, score=[*range(20)], int_score=[*range(20)]
         )
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Have the file of a tokenizer where the program is started."""
+    if "tokenizer FILE" in request.node.name:
+        pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+        small_tokenizers.written(tmp_path, "tokenizer.json", small_tokenizers.byte_level())
+        monkeypatch.chdir(tmp_path)
 
 
 def convert(sources: Path, out: Path, *words: str) -> None:

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import buckets
 import child
 import corpus
 import pytest
 import runner
+import small_tokenizers
 from buckets import KINDS, Place
 from torture import s3
 
@@ -25,7 +27,16 @@ if sys.platform != "linux":
 SHAPE = ("--tokenizer", "bytes", "--shard-tokens", "3000", "--val-tokens", "1000", "--workers", "1")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# What uses one server runs in one process.
+IN_ONE_PROCESS = {kind: pytest.mark.xdist_group(f"bucket-{kind}") for kind in KINDS}
+
+
+def at(kind: str, *more: object) -> Any:
+    """Return the parameters of a test at a server of this kind."""
+    return pytest.param(kind, *more, marks=IN_ONE_PROCESS[kind])
+
+
+@pytest.fixture(scope="module", params=[*map(at, KINDS)])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with buckets.place(request.param, tmp_path_factory.mktemp(request.param)) as made:
         yield made
@@ -87,12 +98,14 @@ def test_every_command_on_a_run_in_a_bucket_and_each_twice(
             traced
             == runner.command_line("trace", whole, f"{shard}:123", "--json", capture_output=True).stdout
         )
-    export = ("--format", "npy", "--shard-tokens", "2000", "--workers", "1")
+    scratch = tmp_path / "scratch"
+    export = ("--format", "npy", "--shard-tokens", "2000", "--workers", "1", "--scratch", scratch)
     here = tmp_path / "npy"
     for word in ("done", "already complete"):
         assert word in place.good("export", uri, *export, "-o", place.uri("every/npy"))
         assert word in place.good("export", uri, *export, "-o", here)
     assert place.tree("every/npy") == runner.tree(here)
+    assert [*scratch.iterdir()] == []  # It was used.
     for word in ("copied", "nothing was sent"):
         assert word in place.good("copy", whole, place.uri("every/copy"))
         assert word in place.good("copy", uri, tmp_path / "back")
@@ -156,7 +169,9 @@ def put(place: Place, prefix: str, files: dict[str, bytes]) -> None:
     child.run(code, place.uri(prefix), folder, **place.environment())
 
 
-def test_ranks_convert_into_a_bucket_and_merge_finishes(place: Place, sources: Path, whole: Path) -> None:
+def test_ranks_convert_into_a_bucket_and_merge_finishes(
+    place: Place, sources: Path, whole: Path, tmp_path: Path
+) -> None:
     uri = place.uri("by/ranks")
     for _ in range(2):
         place.good("plan", "--source", sources, "--out", uri, *SHAPE, "--save")
@@ -165,7 +180,7 @@ def test_ranks_convert_into_a_bucket_and_merge_finishes(place: Place, sources: P
         for rank in range(2):
             place.good("--out", uri, "--rank", rank, "--world", 2)
     for _ in range(2):
-        place.good("merge", uri)
+        place.good("merge", uri, "--scratch", tmp_path / "scratch")
 
     assert place.tree("by/ranks") == runner.tree(whole)
     assert_nothing_left(place)
@@ -213,7 +228,7 @@ def test_a_writer_killed_in_the_middle_of_an_upload_leaves_nothing_visible(
 PASSING = [*product(["rclone"], s3.PASSING), *product(["moto"], s3.UNHEARD)]
 
 
-@pytest.mark.parametrize(("place", "kind"), PASSING, indirect=["place"])
+@pytest.mark.parametrize(("place", "kind"), [at(*one) for one in PASSING], indirect=["place"])
 def test_a_fault_that_passes_is_not_even_noticed(
     place: Place, large: tuple[Path, dict[str, str]], kind: str
 ) -> None:
@@ -229,7 +244,9 @@ def test_a_fault_that_passes_is_not_even_noticed(
     assert place.tree(prefix) == expected
 
 
-@pytest.mark.parametrize(("place", "kind"), [*zip(KINDS, s3.LASTING, strict=True)], indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "kind"), [at(*one) for one in zip(KINDS, s3.LASTING, strict=True)], indirect=["place"]
+)
 def test_a_store_that_is_gone_stops_the_run_and_the_same_command_goes_on(
     place: Place, sources: Path, whole: Path, kind: str
 ) -> None:
@@ -267,7 +284,7 @@ def test_uploads_that_killed_processes_have_left_are_aborted(
 
 
 # The proxy cannot sign the request by which it aborts an upload, and moto does not ask for that.
-@pytest.mark.parametrize("place", ["moto"], indirect=True)
+@pytest.mark.parametrize("place", [at("moto")], indirect=True)
 def test_an_upload_that_somebody_aborts_begins_anew(place: Place, large: tuple[Path, dict[str, str]]) -> None:
     sources, expected = large
     plan = s3.Plan(s3.ABORTED, 2, lambda _method, path: "uploadId" in path)
@@ -580,3 +597,22 @@ def test_a_copy_of_another_run_is_refused(rclone: Place, sources: Path, whole: P
 
     assert ended.returncode == 2
     assert "another recipe" in ended.stderr
+
+
+def test_a_tokenizer_of_a_file_is_kept_in_the_bucket(rclone: Place, sources: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+    path = small_tokenizers.written(tmp_path, "tokenizer.json", small_tokenizers.byte_level())
+    uri = rclone.uri("tokenizer")
+    words = ("--source", sources, "--shard-tokens", "3000", "--workers", "1", "--tokenizer", path)
+    assert "done: all 3 sources" in rclone.good(*words, "--out", uri)
+    here = tmp_path / "here"
+    runner.assert_tidy_end(runner.command_line(*words, "--out", here, capture_output=True), 0)
+    assert rclone.tree("tokenizer") == runner.tree(here)
+    path.unlink()
+    assert "already complete" in rclone.good(*words, "--out", uri)
+    assert f"{uri}: no problems" in rclone.good("verify", uri)
+    assert "document 1 " in rclone.good("show", uri, "--document", "2")
+    assert "done" in rclone.good(
+        "export", uri, "--format", "npy", "--eot-token", "<|begin|>", "-o", rclone.uri("npy")
+    )
+    assert "document 1 " in rclone.good("show", rclone.uri("npy"), "--document", "2")

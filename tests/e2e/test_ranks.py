@@ -18,7 +18,10 @@ from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end, command_line
 from source_gates import Gates
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no locks that are shared")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="Windows has no locks that are shared"),
+    pytest.mark.xdist_group("ranks"),
+]
 
 RECIPE = ("--tokenizer", "bytes", "--shard-tokens", "2000")
 SOURCES = 5

@@ -18,15 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import buckets
 import corpus
 import hub_runs
 import pytest
 import ray_cluster
 import runner
+from buckets import Place
 from hub_runs import Miniature
 from hub_server import HubServer
 from ray_cluster import RayCluster
 from runner import PRIVATE
+from torture import s3
 
 from fwconvert.run.scheduler import LOST_TRIES
 
@@ -87,9 +90,24 @@ def cable() -> Iterator[Cable]:
 
 
 @pytest.fixture(scope="module")
-def shared(cable: Cable) -> Iterator[RayCluster]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place | None]:
+    """An object store that all nodes know, if there can be one."""
+    if s3.skip_reason("rclone"):
+        yield None
+        return
+    with buckets.place("rclone", tmp_path_factory.mktemp("rclone")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(cable: Cable, bucket: Place | None) -> Iterator[RayCluster]:
     # At an address that the other end of the cable can reach.
-    with ray_cluster.cluster(nodes=2, host="127.0.0.1" if cable.missing else cable.here) as made:
+    host = "127.0.0.1" if cable.missing else cable.here
+    known: dict[str, str] = {}
+    if bucket is not None:
+        cache = {"FWCONVERT_CACHE": str(bucket.folder / "cache")}
+        known = {**s3.environment(bucket.proxy.endpoint), **cache}
+    with ray_cluster.cluster(nodes=2, host=host, environment=known) as made:
         yield made
 
 
@@ -214,7 +232,7 @@ def test_each_node_fetches_what_it_converts_and_only_the_driver_asks_for_a_list(
     out, place = tmp_path / "out", tmp_path / "scratch"
     flags = [*on(cluster), "--workers", "2", *(["--scratch", str(place)] if scratch else [])]
     with HubServer(mini.repository) as hub:
-        for _ in range(2):
+        for _ in range(2 if scratch else 1):
             runner.assert_tidy_end(
                 hub_runs.run(hub_runs.conversion(mini.pinned, out, *flags), hub.endpoint), 0
             )
@@ -223,6 +241,23 @@ def test_each_node_fetches_what_it_converts_and_only_the_driver_asks_for_a_list(
     hub_runs.assert_whole(mini, out)
     assert fetched == [[None]] * len(mini.names)
     assert not scratch or not list(place.iterdir())
+
+
+def test_a_run_in_a_bucket_and_its_export_there_have_the_bytes_of_local_ones(
+    cluster: RayCluster, bucket: Place | None, sources: Path, golden: dict[str, str], tmp_path: Path
+) -> None:
+    if bucket is None:
+        pytest.skip(s3.skip_reason("rclone"))
+    local, scratch = tmp_path / "local", ("--scratch", tmp_path / "scratch")
+    words = ["--source", sources, "--out", bucket.uri("run")]
+    words += [f"{'--' + name.replace('_', '-')}={value}" for name, value in RECIPE.items()]
+    assert "done: all" in bucket.good(*words, *on(cluster), *scratch)
+    assert bucket.tree("run") == golden
+    export = ("export", bucket.uri("run"), "--format", "npy")
+    for said in ("done", "already complete"):
+        assert said in bucket.good(*export, "-o", bucket.uri("new"), *on(cluster), *scratch)
+    bucket.good(*export, "-o", local)
+    assert bucket.tree("new") == runner.tree(local)
 
 
 # --- what dies
@@ -346,20 +381,31 @@ def size_of(path: Path) -> int:
 def test_a_signal_stops_workers_at_a_safe_place(
     cluster: RayCluster, sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    outs = [tmp_path / "out", tmp_path / "other"]
+    # There is room for both on one node: neither knows what the other has given out.
+    flags = ("--workers", "1", "--job-cpus", "0.5")
     cluster.gates.shut("slow", *NAMES)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with running(cluster, sources, out) as program:
-            hub_runs.wait_for(lambda: any((out / PRIVATE / "temporary").glob("*.parquet*")), program)
-            program.send_signal(number)
-            ended = runner.finish(program)
-        runner.assert_tidy_end(ended, 128 + number)
-        assert not cluster.processes(".parquet")
-        assert not list((out / PRIVATE / "temporary").iterdir())
+    with (
+        running(cluster, sources, outs[0], *flags) as one,
+        running(cluster, sources, outs[1], *flags) as other,
+    ):
+        for out, program in zip(outs, (one, other), strict=True):
+            hub_runs.wait_for(lambda: any(_temporary(out).glob("*.parquet*")), program)  # noqa: B023  # at once
+        one.send_signal(signal.SIGINT)
+        other.send_signal(signal.SIGTERM)
+        for program, number in ((one, signal.SIGINT), (other, signal.SIGTERM)):
+            runner.assert_tidy_end(runner.finish(program), 128 + number)
+    assert not cluster.processes(".parquet")
+    for out in outs:
+        assert not list(_temporary(out).iterdir())
         assert runner.steps(out) == 0  # In the middle of a source, of which the rest would take long.
     cluster.gates.open()
-    with running(cluster, sources, out) as program:
-        end_well(cluster, program, out, golden)
+    with running(cluster, sources, outs[0]) as program:
+        end_well(cluster, program, outs[0], golden)
+
+
+def _temporary(out: Path) -> Path:
+    return out / PRIVATE / "temporary"
 
 
 # --- machines that cannot do their part

@@ -13,7 +13,10 @@ from hub_runs import Miniature, assert_whole, bodies, conversion, ranges, run, r
 from hub_server import HubServer
 from runner import PRIVATE, assert_tidy_end
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="processes are found by their POSIX session"),
+    pytest.mark.xdist_group("scratch"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 import runner
 
+from fwconvert.errors import UsageError
 from fwconvert.inspection.verify import verify
+from fwconvert.loader import Loader
 
 SHARD_TOKENS = 1000
 WIDTHS = {"gpt2": 2, "cl100k_base": 4, "bytes": 2}
@@ -32,11 +34,13 @@ SUFFIXES = {
     "litdata": ".bin", "mds": ".mds", "parquet": ".parquet",
 }  # fmt: skip
 SIDES = {kind: "before" if kind in ("llmc", "npy", "nemo") else "after" for kind in ("llmc", *OTHERS)}
-# Of an MDS sample, and what its header has room for: the samples of a shard that took in another.
+# Of an MDS sample, and the size of its header, which has room for the samples of the longest shard that
+# there may be: with --last merge one that took in another.
 LENGTH = 64
-MDS_ROOM = 704
+MDS_ROOMS = {"merge": 704, "keep": 640, "drop": 640}
 
 Files = dict[str, bytes]
+Harms = tuple[Callable[[Path], None], Callable[[Path], None]]
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +62,9 @@ def naive_run(sources: Path, out: Path, kind: str, tokenizer: str, **more: Any) 
     naive.convert(sources, out, tokenizer=tokenizer, **{**choices, **more})
 
 
-def expected(naive_out: Path, kind: str, tokenizer: str) -> Files:
+def expected(naive_out: Path, kind: str, tokenizer: str, last: str = "merge") -> Files:
     """Return what each file must be, from llm.c shards and document indexes of the same stream."""
+    room = MDS_ROOMS[last]
     files: Files = {}
     for path in naive_out.glob("*.bin"):
         tokens = np.frombuffer(path.read_bytes()[1024:], f"<u{WIDTHS[tokenizer]}")
@@ -67,8 +72,12 @@ def expected(naive_out: Path, kind: str, tokenizer: str) -> Files:
         stem = path.stem.split("_")[2] if kind == "raw" else path.stem
         width = "<QI" if kind == "raw" else "<II"
         files[f"index/{stem}.docs"] = b"".join(struct.pack(width, *entry) for entry in entries.tolist())
-        files |= WRITERS[kind](stem, tokens, tokenizer)
-    return files | LISTS[kind](files, WIDTHS[tokenizer]) if kind in LISTS else files
+        files |= (
+            as_mds(stem, tokens, tokenizer, room) if kind == "mds" else WRITERS[kind](stem, tokens, tokenizer)
+        )
+    if kind == "litdata":
+        return files | list_litdata(files, WIDTHS[tokenizer])
+    return files | list_mds(files, WIDTHS[tokenizer], room) if kind == "mds" else files
 
 
 def as_npy(stem: str, tokens: Any, _: str) -> Files:
@@ -120,12 +129,12 @@ def as_litdata(stem: str, tokens: Any, tokenizer: str) -> Files:
     return {f"{stem}.bin": struct.pack("<256i", *magic, len(tokens), *[0] * 253) + tokens.tobytes()}
 
 
-def as_mds(stem: str, tokens: Any, tokenizer: str) -> Files:
+def as_mds(stem: str, tokens: Any, tokenizer: str, room: int) -> Files:
     width, samples = WIDTHS[tokenizer], len(tokens) // LENGTH
-    offsets = [MDS_ROOM + at * LENGTH * width for at in range(samples + 1)]
+    offsets = [room + at * LENGTH * width for at in range(samples + 1)]
     columns = json.dumps({**mds_columns(width), "tokens": len(tokens)}, sort_keys=True).encode()
     head = struct.pack(f"<{samples + 2}I", samples, *offsets) + columns
-    return {f"{stem}.mds": head.ljust(MDS_ROOM) + tokens.tobytes()}
+    return {f"{stem}.mds": head.ljust(room) + tokens.tobytes()}
 
 
 def mds_columns(width: int) -> dict[str, Any]:
@@ -157,9 +166,9 @@ def list_litdata(files: Files, width: int) -> Files:
     }, lambda chunks: {"chunks": chunks, "config": config})  # fmt: skip
 
 
-def list_mds(files: Files, width: int) -> Files:
+def list_mds(files: Files, width: int, room: int) -> Files:
     return lists(files, ".mds", lambda path, size: {
-        **mds_columns(width), "samples": (size - MDS_ROOM) // width // LENGTH, "zip_data": None,
+        **mds_columns(width), "samples": (size - room) // width // LENGTH, "zip_data": None,
         "raw_data": {"basename": path, "bytes": size, "hashes": {}},
     }, lambda shards: {"shards": shards, "version": 2})  # fmt: skip
 
@@ -177,10 +186,10 @@ def lists(files: Files, suffix: str, line: Callable[[str, int], Any], whole: Cal
 
 WRITERS: dict[str, Callable[[str, Any, str], Files]] = {
     "npy": as_npy, "raw": as_raw, "megatron": as_megatron, "datatrove": as_datatrove, "nemo": as_nemo,
-    "litdata": as_litdata, "mds": as_mds, "parquet": as_parquet,
+    "litdata": as_litdata, "parquet": as_parquet,
 }  # fmt: skip
-# Files about all token shards.
-LISTS: dict[str, Callable[[Files, int], Files]] = {"litdata": list_litdata, "mds": list_mds}
+# With files about all token shards.
+LISTS = ("litdata", "mds")
 
 
 def files_of(out: Path) -> Files:
@@ -231,12 +240,11 @@ def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str
     """Two tails of 200 tokens, which a shard of the second source takes in with --last merge."""
     for number in range(2):
         corpus.write(tmp_path / f"sources/{number}.parquet", ["x" * 99] * 11 + ["y" * 69] + ["z" * 29])
-    more = {"last": last, "eot": "after", "val_tokens": 0}
-    for name in ("out", "again"):
-        recipe = recipe_of(kind, "bytes", **more)
-        assert runner.convert(tmp_path / "sources", tmp_path / name, **recipe).complete
+    more = {"last": last, "val_tokens": 0}
+    assert runner.convert(tmp_path / "sources", tmp_path / "out", **recipe_of(kind, "bytes", **more)).complete
+    shutil.copytree(tmp_path / "out", tmp_path / "again")
     naive_run(tmp_path / "sources", tmp_path / "naive", kind, "bytes", **more)
-    wanted = expected(tmp_path / "naive", kind, "bytes")
+    wanted = expected(tmp_path / "naive", kind, "bytes", last)
     stems = {file.split(".")[0] for file in wanted if "/" not in file and file != "index.json"}
 
     assert len(stems) == {"merge": 2, "keep": 3, "drop": 2}[last]
@@ -253,7 +261,7 @@ def test_a_short_last_shard_leaves_nothing_beside_it_behind(kind: str, last: str
 
 def stream(out: Path, kind: str) -> list[int]:
     """Return all tokens of a run in the order of the names, validation first."""
-    offset = {"llmc": 1024, "npy": 128, "nemo": 1024, "litdata": 1024, "mds": MDS_ROOM}.get(kind, 0)
+    offset = {"llmc": 1024, "npy": 128, "nemo": 1024, "litdata": 1024, "mds": MDS_ROOMS["merge"]}.get(kind, 0)
     names = sorted(out.glob(f"*{SUFFIXES[kind]}"), key=lambda path: ("train" in path.name, path.name))
     if kind == "parquet":
         rows = [row for path in names for row in pq.read_table(path)["input_ids"].to_pylist()]
@@ -272,22 +280,18 @@ def documents_of(tokens: list[int], eot: int, side: str) -> list[list[int]]:
     return parts[1:] if side == "before" else parts[:-1]
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_the_documents_are_those_of_llm_c_s_shards(
-    kind: str,
-    sources: Path,
-    tmp_path: Path,
-) -> None:
-    layout = {} if kind == "raw" else {"layout": "contiguous"}
-    runner.convert(sources, tmp_path / "llmc", **recipe_of("llmc", "gpt2", layout="contiguous"))
-    runner.convert(sources, tmp_path / kind, **recipe_of(kind, "gpt2", **layout))
+def test_the_documents_are_those_of_llm_c_s_shards(sources: Path, tmp_path: Path) -> None:
+    found = {}
+    for kind in ("llmc", "raw", "nemo", "litdata"):
+        layout = {} if kind == "raw" else {"layout": "contiguous"}
+        runner.convert(sources, tmp_path / kind, **recipe_of(kind, "gpt2", **layout))
+        found[kind] = documents_of(stream(tmp_path / kind, kind), EOTS["gpt2"], SIDES[kind])
 
-    wanted = documents_of(stream(tmp_path / "llmc", "llmc"), EOTS["gpt2"], SIDES["llmc"])
-    assert documents_of(stream(tmp_path / kind, kind), EOTS["gpt2"], SIDES[kind]) == wanted
-    assert len(wanted) > 100
+    assert found == dict.fromkeys(found, found["llmc"])
+    assert len(found["llmc"]) > 100
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", ["nemo", "litdata", "mds", "parquet"])
 def test_any_number_of_workers_makes_equal_folders(
     kind: str,
     sources: Path,
@@ -298,7 +302,7 @@ def test_any_number_of_workers_makes_equal_folders(
     assert runner.tree(tmp_path / "out") == runner.tree(finished(kind))
 
 
-@pytest.mark.parametrize("kind", ["npy", "raw", "megatron", "datatrove", "mds", "parquet"])
+@pytest.mark.parametrize("kind", ["raw", "megatron", "mds", "parquet"])
 def test_a_killed_run_ends_in_the_same_bytes(kind: str, tmp_path: Path) -> None:
     sources = corpus.equal_sources(tmp_path / "sources", files=6, rows=60)
     recipe = recipe_of(kind, "bytes")
@@ -369,17 +373,20 @@ def test_verify_names_each_file_that_is_harmed(
     assert file in {problem.file for problem in verify(out).problems}
 
 
-@pytest.mark.parametrize("harm", [flip, cut, os.unlink])
+@pytest.mark.parametrize("harms", [(flip, flip), (cut, os.unlink)])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_the_next_run_mends_what_is_harmed(
-    kind: str, harm: Callable[[Path], None], sources: Path, tmp_path: Path, finished: Callable[[str], Path]
+    kind: str, harms: Harms, sources: Path, tmp_path: Path, finished: Callable[[str], Path]
 ) -> None:
-    """A file of a source's shard and one of a joined shard; those beside a shard where there are some."""
+    """A file of a source's shard, one of a joined shard, and a list; those beside a shard where there are.
+
+    What is cut in one format is missing in the next.
+    """
     out = Path(shutil.copytree(finished(kind), tmp_path / "out"))
     some = {"raw": (0, 2), "megatron": (1, 3), "datatrove": (1, 5), "nemo": (1, 3)}
-    for file in some.get(kind, (0, 1, -1) if kind in LISTS else (0, 1)):
-        harm(out / beside(kind)[file])
-    if harm is flip:
+    for number, file in enumerate(some.get(kind, (0, 1, -1) if kind in LISTS else (0, 1))):
+        harms[(number + OTHERS.index(kind)) % 2](out / beside(kind)[file])
+    if flip in harms:  # Only what a session that was cut off has made is hashed.
         runner.cut_off(out)
 
     assert runner.convert(sources, out, **recipe_of(kind, "bytes")).complete
@@ -512,44 +519,6 @@ def test_megatron_reads_the_documents_of_the_sources(for_megatron: tuple[Path, s
     assert all(eot not in document[:-1] for part in parts for document in part)
 
 
-@pytest.mark.filterwarnings("ignore")  # of others
-def test_megatron_core_reads_the_same(for_megatron: tuple[Path, str]) -> None:
-    pytest.importorskip("torch", reason="torch is not installed, which megatron-core needs")
-    reader: Any = pytest.importorskip(
-        "megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed"
-    )
-    out, _ = for_megatron
-    for path in out.glob("*.idx"):
-        read = reader.IndexedDataset(str(path.with_suffix("")))
-        assert [read[at].tolist() for at in range(len(read))] == read_megatron(path.with_suffix(""))
-        assert read.document_indices.tolist() == [*range(len(read) + 1)]
-
-
-@pytest.mark.filterwarnings("ignore")  # of others
-@pytest.mark.parametrize("tokenizer", ["gpt2", "cl100k_base"])
-def test_datatrove_s_own_reader_reads_the_tokens(tokenizer: str, sources: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed, which datatrove's reader needs")
-    reader: Any = pytest.importorskip("datatrove.utils.dataset", reason="datatrove is not installed")
-    recipe = recipe_of("datatrove", tokenizer, layout="contiguous", val_tokens=0)
-    assert runner.convert(sources, tmp_path, **recipe).complete
-    # It goes on by a token more than it is asked for, which divides a shard here.
-    read = reader.DatatroveFolderDataset(
-        str(tmp_path), 49, filename_pattern="*.ds", recursive=False, token_size=WIDTHS[tokenizer],
-        return_positions=True,
-    )  # fmt: skip
-    paths = sorted(sources.glob("*.parquet"))
-    streams = [naive.read(path, naive.encoder(tokenizer), EOTS[tokenizer], "after") for path in paths]
-    tokens = naive.concatenate(streams).tokens
-    parts = [tokens[at : at + 50] for at in range(0, len(tokens) // 50 * 50, 50)]
-
-    assert [read[at]["input_ids"].tolist() for at in range(len(read))] == parts
-    for at, part in enumerate(parts):
-        wanted: list[int] = []
-        for before in [EOTS[tokenizer], *part[:-1]]:
-            wanted.append(0 if before == EOTS[tokenizer] else wanted[-1] + 1)
-        assert read[at]["positions"].tolist() == wanted
-
-
 def test_nanotron_finds_the_tokenizer_and_the_size_of_a_token(finished: Callable[[str], Path]) -> None:
     # nanotron, config.py: NanosetDatasetsArgs reads the first line of each *.metadata in the folder.
     found = [path.read_text().splitlines()[0].split("|") for path in finished("datatrove").glob("*.metadata")]
@@ -568,6 +537,23 @@ def test_show_reads_every_format(finished: Callable[[str], Path], capsys: pytest
         assert "document " in shown.split("tokens")[2]
 
 
+def test_the_loader_serves_the_same_windows_of_every_format(finished: Callable[[str], Path]) -> None:
+    """Those of llm.c's shards, or of Megatron-LM's, by the side of the separator."""
+
+    def served(kind: str, **how: Any) -> list[Any]:
+        loader = Loader(finished(kind), seq_len=16, batch=1, **how)
+        return [window.tolist() for batch in loader for window in batch]
+
+    for kind in ("npy", "nemo", "datatrove", "litdata", "mds", "parquet"):
+        like = "llmc" if SIDES[kind] == "before" else "megatron"
+        assert served(kind, order="sequential") == served(like, order="sequential")
+        assert served(kind, split="val", order="documents") == served(like, split="val", order="documents")
+        if kind != "parquet":
+            assert served(kind, order="shuffled") == served(like, order="shuffled")
+    with pytest.raises(UsageError, match="this many parquet token shards can only be served in sequence"):
+        served("parquet", order="shuffled")
+
+
 def test_status_and_plan_tell_the_format(
     finished: Callable[[str], Path], sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -576,12 +562,34 @@ def test_status_and_plan_tell_the_format(
     for kind in OTHERS:
         assert main(["status", str(finished(kind))]) == 0
         assert kind in capsys.readouterr().out
+    for kind in ("nemo", "litdata"):  # It measures, which takes seconds.
         words = ["--source", str(sources), "--out", str(tmp_path), "--format", kind]
         assert main(["plan", *words]) == 0
         shown = capsys.readouterr().out
-        assert f"{kind}, the separator {SIDES[kind]} each document" in shown
+        assert f"{kind}, a separator {SIDES[kind]} each document" in shown
+        assert {"nemo": "NeMo Automodel", "litdata": "LitGPT, litdata"}[kind] in shown
     assert main(["status", str(finished("raw")), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "raw"
+
+
+def test_a_run_ends_with_what_is_typed_and_begins_with_what_nobody_reads(
+    sources: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "my run"
+    for said in ("Trainers that read it as it is:", "already"):
+        ended = runner.run(sources, out, **recipe_of("litdata", "bytes"))
+        runner.assert_tidy_end(ended, 0)
+        assert said in ended.stdout
+        if said != "already":
+            assert f"  LitGPT   --data LitData --data.data_path '{out}' " in ended.stdout
+            assert f"  litdata  StreamingDataset('{out}/train', " in ended.stdout
+
+    ended = runner.run(sources, tmp_path / "wide", **recipe_of("npy", "cl100k_base"))
+    runner.assert_tidy_end(ended, 0)
+    told = ended.stderr.partition(" convert ")[0]
+    assert "no trainer that is known reads what this makes" in told
+    assert "build-nanogpt  it reads uint16 alone" in told
+    assert "Trainers that read" not in ended.stdout
 
 
 def test_a_folder_of_one_format_is_not_taken_for_another(

@@ -1,5 +1,6 @@
 """Headers, names and limits of each format, against numpy and against bytes built by hand."""
 
+import bisect
 import io
 import struct
 from typing import Any, get_args
@@ -20,10 +21,14 @@ from fwconvert.store import layout
 
 NAMES: tuple[FormatName, ...] = get_args(FormatName)
 STREAM: dict[str, Any] = {"format": "raw", "layout": "contiguous", "shard_tokens": 0, "name": ""}
+# What rules of a format have that others must not.
+OWN: dict[str, dict[str, Any]] = {"mds": {"sequence_length": 2048}, "parquet": {"writer": "pyarrow 26.0.0"}}
+# litdata skips llm.c's header, and does not look at it.
+HEADERS_OF = {"litdata": "llmc"}
 
 
 def rules_of(name: FormatName) -> Rules:
-    return rules_with(**STREAM) if name == "raw" else rules_with(format=name)
+    return rules_with(**STREAM) if name == "raw" else rules_with(format=name, **OWN.get(name, {}))
 
 
 def saved(array: Any) -> bytes:
@@ -59,7 +64,7 @@ def test_a_header_tells_its_tokens_and_nothing_else_does(width: int, tokens: int
     assert len(head) == found.header_bytes
     assert found.own_contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
     assert found.contents("a.bin", head, size, width) == Contents(tokens, width, len(head))
-    assert formats.recognised(head) is (found if head else None)
+    assert formats.recognised(head) is (formats.find(HEADERS_OF.get(kind, kind)) if head else None)
     if head:
         with pytest.raises(ShardError, match=r"(?s)not a token shard of uint.*a\.bin"):
             found.own_contents("a.bin", head, size, 6 - width)
@@ -84,6 +89,32 @@ def test_an_npy_header_of_another_spelling_is_read_but_is_not_that_of_a_run() ->
         formats.NPY.own_contents("a.npy", spelt, 138, 2)
 
 
+def test_a_header_of_mds_tells_its_tokens_and_nothing_else_does() -> None:
+    found = formats.windowed("mds", 64, 6400)
+    for width, tokens in ((2, 0), (4, 63), (2, 6400), (4, 6400)):
+        head = found.header_of(width, tokens)
+        size = len(head) + width * tokens
+        assert len(head) == found.header_bytes
+        assert found.own_contents("a.mds", head, size, width) == Contents(tokens, width, len(head))
+        with pytest.raises(ShardError, match=r"(?s)not a token shard of uint.*a\.mds"):
+            found.own_contents("a.mds", head, size, 6 - width)
+        for other, other_size in ((head[:-1], size), (bytes(len(head)), size), (head, size + 1)):
+            with pytest.raises(ShardError, match=r"a\.mds"):
+                found.contents("a.mds", other, other_size)
+
+
+@pytest.mark.parametrize("tokens", [2**29, 2**30, 2**31, 2**62])
+def test_a_header_of_mds_that_claims_what_it_has_no_room_for_is_refused(tokens: int) -> None:
+    """A file may be as large as it claims without having been written: sparse."""
+    found = formats.windowed("mds", 2**20, 9 * 2**20)
+    head = found.header_of(4, 9 * 2**20).rstrip()
+    claim = head.replace(b'"tokens": 9437184', b'"tokens": %d' % tokens).ljust(found.header_bytes)
+
+    assert claim != head.ljust(found.header_bytes)
+    with pytest.raises(ShardError, match="not a token shard in MDS's format"):
+        found.own_contents("a.mds", claim, len(claim) + 4 * tokens, 4)
+
+
 def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
     # llm.c: a file below 2 GiB. Megatron: int32 lengths. The others: uint32 starts, or none at all.
     assert formats.LLMC.most(2) == (2**31 - 1 - 1024) // 2
@@ -93,24 +124,36 @@ def test_the_largest_shards_are_those_that_the_fields_can_tell_of() -> None:
     assert formats.RAW.most(2) > 2**40
 
 
+def most_of_mds(width: int) -> int:
+    """Return the most tokens of a shard in which every offset is below 2 ** 32, headed as FORMAT.md says."""
+
+    def size(tokens: int) -> int:
+        return -(-(4 * (2 + tokens // 2048) + 512) // 64) * 64 + width * tokens
+
+    return bisect.bisect_left(range(2**32), 2**32, key=size) - 1
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "raw"])
 @pytest.mark.parametrize("token_type", ["uint16", "uint32"])
 def test_a_shard_may_be_as_large_as_its_format_allows_and_no_larger(
     name: FormatName, token_type: str
 ) -> None:
-    most = formats.find(name).most(2 if token_type == "uint16" else 4)
+    width = 2 if token_type == "uint16" else 4
+    most = most_of_mds(width) if name == "mds" else formats.find(name).most(width)
+    own = {"format": name, "token_type": token_type, **OWN.get(name, {})}
     for flag in ("shard_tokens", "val_tokens"):
-        check_rules(rules_with(format=name, token_type=token_type, **{flag: most}))
+        check_rules(rules_with(**own, **{flag: most}))
         with pytest.raises(UsageError, match=rf"(?s)--{flag.replace('_', '-')}.*{most:,}"):
-            check_rules(rules_with(format=name, token_type=token_type, **{flag: most + 1}))
+            check_rules(rules_with(**own, **{flag: most + 1}))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "raw"])
 def test_a_shard_that_may_take_in_another_may_be_half_as_large(name: FormatName) -> None:
-    most = formats.find(name).most(2) // 2
-    check_rules(rules_with(format=name, last="merge", shard_tokens=most))
+    most = (most_of_mds(2) if name == "mds" else formats.find(name).most(2)) // 2
+    own = {"format": name, "last": "merge", **OWN.get(name, {})}
+    check_rules(rules_with(**own, shard_tokens=most))
     with pytest.raises(UsageError, match=f"{most:,}"):
-        check_rules(rules_with(format=name, last="merge", shard_tokens=most + 1))
+        check_rules(rules_with(**own, shard_tokens=most + 1))
 
 
 def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
@@ -129,6 +172,11 @@ def test_an_unknown_format_is_refused_with_those_that_exist() -> None:
          ["edu_fineweb_train_00003_001.idx"]),
         ("datatrove", "edu_fineweb_train_00003_001.ds", "edu_fineweb_train_00003_001.docs",
          ["edu_fineweb_train_00003_001.ds.index", "edu_fineweb_train_00003_001.ds.metadata"]),
+        ("nemo", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs",
+         ["edu_fineweb_train_00003_001.bos.idx"]),
+        ("litdata", "edu_fineweb_train_00003_001.bin", "edu_fineweb_train_00003_001.docs", []),
+        ("mds", "edu_fineweb_train_00003_001.mds", "edu_fineweb_train_00003_001.docs", []),
+        ("parquet", "edu_fineweb_train_00003_001.parquet", "edu_fineweb_train_00003_001.docs", []),
     ],
 )  # fmt: skip
 def test_files_are_named_as_their_trainer_wants_them(

@@ -15,7 +15,9 @@ from fwconvert.job.orders import ConvertOrder, NoReporter, RunContext, SourceFil
 from fwconvert.options import Encoder
 from fwconvert.recipes import SourceShard
 from fwconvert.sources import parquet
+from fwconvert.store import layout
 from fwconvert.store.local import LocalStore
+from fwconvert.tokens import registry
 from fwconvert.tokens.gigatoken import FastTokenizer
 from fwconvert.tokens.tokenizer import Encoded
 
@@ -135,3 +137,30 @@ def test_a_limit_ends_a_source_at_the_same_token_and_row_however_its_rows_are_ba
         assert counts.null_rows == texts[:end].count(None)
         assert counts.empty_rows == texts[:end].count("")
         assert counts.filtered_rows == sum(row in (3, 11) for row in range(end)) * bool(where)
+
+
+def test_a_separator_that_a_tokenizer_gives_for_text_after_all_stops_the_source(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+    # A stranger's: the special token is spelt as the library spells the end of a word, which nobody types.
+    letters = "abc</w>"
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "bc</w>"]
+    made = library.Tokenizer(
+        library.models.BPE(
+            vocab={word: number for number, word in enumerate(dict.fromkeys(words))},
+            merges=[("b", "c</w>")],
+            end_of_word_suffix="</w>",
+        )
+    )
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["bc</w>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    spec = registry.find(str(tmp_path / "tokenizer.json"), "bc</w>")
+    LocalStore(tmp_path).prepare()
+    registry.kind_of(spec).provide(spec, LocalStore(tmp_path).pull(layout.VOCABULARIES))
+
+    path = corpus.write(tmp_path / "a.parquet", ["a b", "ab", "a bc", "b"])
+    rules = rules_with(**registry.as_rules(spec))
+    context = RunContext(str(tmp_path), "id", rules, "session", "reference", 1)
+    order = ConvertOrder(context, SourceShard(path.name, path.stat().st_size), 0, SourceFile(str(path)))
+    with pytest.raises(SourceError, match=r"has a separator of documents among its tokens(.|\n)*row +2\b"):
+        tokens_of(order)

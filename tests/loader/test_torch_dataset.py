@@ -61,7 +61,7 @@ def test_a_batch_is_two_contiguous_tensors_of_int64(folder: Path) -> None:
     assert y.view(-1).tolist() == [token for row in y.tolist() for token in row]
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (3, "fork")])
 def test_the_order_does_not_depend_on_the_workers(folder: Path, workers: int, start: str | None) -> None:
     served = DataLoader(dataset(folder), batch_size=None, num_workers=workers, multiprocessing_context=start)
 
@@ -98,7 +98,8 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_the_next_iteration_is_the_next_epoch(folder: Path, choices: dict[str, Any]) -> None:
     served = DataLoader(dataset(folder), batch_size=None, **choices)
 
-    for epoch in range(3):
+    # Each epoch of spawned workers that do not live on imports PyTorch in each of them.
+    for epoch in range(2 if choices is SPAWNED else 3):
         assert rows(served) == wanted(epoch)
 
 

@@ -11,8 +11,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 import corpus
+import hub_runs
 import pytest
 import runner
+from hub_server import REPO, HubServer
+from runner import PRIVATE
 from serving import served
 
 SIZE = ("--tokenizer", "bytes", "--shard-tokens", "300", "--val-tokens", "0", "--workers", "1")
@@ -140,7 +143,8 @@ def test_what_is_not_there_is_told_as_an_error(port: int, query: str) -> None:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    return "".join(token[1] for token in found["tokens"])
+    """Return the text that is shown, without the names of separators."""
+    return "".join(token[1] for token in found["tokens"] if len(token) == 2)
 
 
 def test_every_document_is_read_by_its_number_and_leads_to_the_next(port: int, out: Path) -> None:
@@ -246,6 +250,36 @@ def test_a_run_that_goes_on_is_told_live(tmp_path: Path) -> None:
     if at_work:
         assert f"pid {process.pid}" in news["at_work"]
     assert "sources converted" in page
+
+
+def test_a_run_that_fetches_shows_its_terminals_progress_and_its_downloads(tmp_path: Path) -> None:
+    rows = [f"{number} {'x' * 400}" for number in range(3000)]
+    for number in range(3):
+        place = tmp_path / "hub" / f"part/{number}.parquet"
+        corpus.write(place, rows, compression="none", use_dictionary=False)
+    pinned, out = tmp_path / "pinned.json", tmp_path / "out"
+    with HubServer(tmp_path / "hub", rate=40_000) as hub:
+        runner.assert_tidy_end(hub_runs.run(["pin", REPO, "part", "-o", str(pinned)], hub.endpoint), 0)
+        words = hub_runs.conversion(pinned, out, "--max-connections", "2")
+        with hub_runs.running(words, hub.endpoint) as process:
+            hub_runs.wait_for(lambda: [*out.glob(f"{PRIVATE}/timelines/*.json")], process)
+            with served(out) as (port, _):
+                seen: list[dict[str, Any]] = []
+
+                def is_coming() -> bool:
+                    seen.append(told(port, "now"))
+                    latest = seen[-1]["latest"]
+                    return bool(latest and latest["downloads"] and " left" in latest["line"])
+
+                runner.wait_until(is_coming, process, pause=0.1)
+                hub.hurry()
+    latest = seen[-1]["latest"]
+    assert latest["downloads"][0]["title"].endswith("part/0.parquet")
+    assert 0 < latest["downloads"][0]["share"] <= 1
+    # Bytes that have come count, before the first of them is converted.
+    assert re.match(r"converting · \d of 3 sources are done · fetched \d", latest["details"])
+    assert 0 < latest["share"] < 0.5
+    assert latest["line"].startswith(f"{latest['share']:.1%} · ")
 
 
 def test_a_port_that_is_taken_is_told(out: Path, port: int) -> None:

@@ -23,6 +23,7 @@ if not all(PROGRAMS.values()):
     )
 
 EVIL = "<script>window.evil=1</script><img src=x onerror=window.evil=1>\u202eevil</span></script>{{7*7}} "
+HOSTS = ("a-host-whose-name-is-longer-than-a-telephone-is-wide.example", "h1.example")
 SIZE = ("--tokenizer", "gpt2", "--shard-tokens", "2000", "--val-tokens", "0", "--workers", "1")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
@@ -54,7 +55,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / "source" / f"{number}.parquet",
             text=texts,
             url=[
-                f"https://{EVIL.strip()}.example/{row}" if row > 55 else f"https://h{row % 2}.example/"
+                f"https://{EVIL.strip()}.example/{row}" if row > 55 else f"https://{HOSTS[row % 2]}/"
                 for row in range(62)
             ],
             score=[2 + row % 30 / 10 for row in range(62)],
@@ -188,10 +189,10 @@ def test_the_reader_works_by_keyboard(browser: Any, address: str) -> None:
     def shown() -> str:
         return text_of(browser, "shown-text")
 
-    press = browser.switch_to.active_element.send_keys
-    press("j")
+    # The first document is there before anybody has asked for it.
     wait_for(lambda: title().startswith("Document 1 of"))
     assert shown() == "end of text" + corpus.document(0)
+    press = browser.switch_to.active_element.send_keys
     press("j")
     wait_for(lambda: title().startswith("Document 2 of"))
     press("k")

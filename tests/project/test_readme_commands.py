@@ -15,6 +15,7 @@ from pathlib import Path
 
 import buckets
 import corpus
+import forked
 import hub_runs
 import pytest
 import runner
@@ -84,19 +85,18 @@ class Reader:
         if self.bucket:
             settings |= self.bucket.environment()
         words = self.words(command)
-        ended = subprocess.run(
+        ended = forked.run(
             [sys.executable, "-P", "-m", "fwconvert", *words],
             cwd=self.folder,
             env=hub_runs.environment(self.hub.endpoint, **settings),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
             text=True,
             timeout=runner.PATIENCE,
-            check=False,
         )
         assert ended.returncode == code, (words, ended.stdout, ended.stderr)
         assert "Traceback" not in ended.stderr
-        return ended.stdout
+        said: str = ended.stdout
+        return said
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +197,7 @@ def test_the_lines_after_the_demo(tmp_path: Path) -> None:
     assert len(lines) == 4
 
     def types(words: list[str]) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-P", "-m", "fwconvert", *words]
-        return subprocess.run(
-            program, cwd=tmp_path, capture_output=True, text=True, timeout=runner.PATIENCE, check=False
-        )
+        return runner.command_line(*words, cwd=tmp_path)
 
     runner.assert_tidy_end(types(["--version", "demo"]), 0)
     for line in lines:

@@ -153,9 +153,9 @@ ELSEWHERE = "/usr/sbin:/sbin"
 WANTED = [
     package
     for program, package in {
-        "chromedriver": "chromium-driver", "chromium": "chromium",
+        "chromedriver": "chromium-driver", "chromium": "chromium", "fish": "fish",
         "mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "setpriv": "util-linux", "shellcheck": "shellcheck",
-        "strace": "strace", "zstd": "zstd",
+        "strace": "strace", "zsh": "zsh", "zstd": "zstd",
     }.items()
     if shutil.which(program, path=ELSEWHERE) is None
 ]  # fmt: skip
@@ -201,11 +201,13 @@ def test_a_system_that_has_all_programs_is_left_alone(clone: Path, bare: Path, t
     programs = (
         "chromedriver",
         "chromium",
+        "fish",
         "mkfs.ext4",
         "mkfs.xfs",
         "setpriv",
         "shellcheck",
         "strace",
+        "zsh",
         "zstd",
     )
     for name in programs:

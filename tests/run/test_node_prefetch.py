@@ -36,7 +36,7 @@ class FakeNodes:
         self.started: dict[str, frozenset[str]] = {}
         self.cleared: list[bool] = []
 
-    def check(self, context: RunContext, *, encodes: bool, seen: Path | None) -> None:
+    def check(self, context: RunContext, *, encodes: bool, seen: Path | str | None) -> None:
         """Find nothing wrong."""
 
     def states(self) -> Mapping[str, NodeState]:
@@ -201,6 +201,18 @@ def test_a_node_goes_on_with_what_an_earlier_session_left_on_its_disk(tmp_path: 
     ready = inputs_of(nodes, tmp_path).ready(wanted)
     next(ready)
     assert (nodes.at("a"), nodes.at("b")) == (["000"], ["005"])
+
+
+def test_what_a_node_has_begun_is_left_to_it_until_it_is_lost(tmp_path: Path) -> None:
+    nodes, wanted = FakeNodes(a=1, b=1), orders()
+    nodes.started = {"b": frozenset(order.key for order in wanted[:3])}
+    ready = inputs_of(nodes, tmp_path).ready(wanted)
+    assert given(ready) == []
+    assert (nodes.at("a"), nodes.at("b")) == (["003"], ["000"])
+    del nodes.nodes["b"]
+    nodes.answer()
+    assert given(ready) == [("003", "a")]
+    assert nodes.at("a") == ["003", "001"]
 
 
 def test_what_is_not_wanted_yet_is_not_fetched(tmp_path: Path) -> None:

@@ -279,11 +279,13 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
         assert str(tmp_path / "nothing") in str(caught.value)
 
 
-def test_a_source_without_parquet_files_says_which_others_there_are(tmp_path: Path) -> None:
-    make(tmp_path, "a.txt", "b/c.jsonl", ".hidden.parquet")
-    kinds = {"": "1 .txt, 1 .jsonl", "*": "1 .txt, 1 .jsonl", "*.txt.parquet": "none", "b": "1 .jsonl"}
+def test_a_source_without_text_says_which_other_files_there_are(tmp_path: Path) -> None:
+    make(tmp_path, "a.txt", "b/c.csv", ".hidden.parquet", "cache-0.arrow", "dataset_info.json")
+    others_there = "1 .txt, 1 .csv, 1 .arrow, 1 .json"
+    kinds = {"": others_there, "*": others_there, "*.txt.parquet": "none", "b": "1 .csv"}
     for pattern, others in kinds.items():
-        with pytest.raises(UsageError, match=r"no \.parquet files") as caught:
+        wanted = r"no \.parquet files" if pattern.endswith(".parquet") else "no parquet, jsonl or Arrow files"
+        with pytest.raises(UsageError, match=wanted) as caught:
             catalog.local(str(tmp_path / pattern))
         (told,) = re.findall(r"^  other files +(.*)$", str(caught.value), re.MULTILINE)
         assert sorted(told.split(", ")) == sorted(others.split(", "))

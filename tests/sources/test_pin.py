@@ -260,10 +260,10 @@ def test_a_folder_has_neither_a_path_inside_nor_a_revision(repository: Path, tmp
         assert_refused(ended, "neither PATH nor --revision", str(repository))
 
 
-def test_a_folder_without_parquet_files_is_explained(tmp_path: Path) -> None:
+def test_a_folder_without_text_is_explained(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no parquet")
     ended = pin(tmp_path, "-o", tmp_path / "m.json")
-    assert_refused(ended, "no .parquet files", str(tmp_path))
+    assert_refused(ended, "no parquet, jsonl or Arrow files", str(tmp_path))
 
 
 def test_an_output_that_cannot_be_is_explained(hub: HubServer, tmp_path: Path) -> None:

@@ -154,9 +154,10 @@ def test_a_buffer_that_claims_too_much_is_refused_before_it_is_unpacked(tmp_path
     ) as writer:
         writer.write_table(table)
     content = path.read_bytes()
-    assert content.count(struct.pack("<q", 100_000)) == 1
+    # At the head of the last buffer; before it, the same number is an offset of the text.
+    at = content.rindex(struct.pack("<q", 100_000))
     for claim in (2**30, 2**62):
-        path.write_bytes(content.replace(struct.pack("<q", 100_000), struct.pack("<q", claim)))
+        path.write_bytes(content[:at] + struct.pack("<q", claim) + content[at + 8 :])
         with pytest.raises(SourceError, match="has a batch of"):
             read(path)
 

@@ -284,11 +284,16 @@ def test_a_missing_or_unfit_column_is_refused_with_those_that_are_there(tmp_path
     assert all(name in told for name in table.column_names)
 
 
-def test_the_member_of_a_struct_is_not_a_column(tmp_path: Path) -> None:
+def test_a_path_leads_into_a_struct_and_a_whole_name_goes_before(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"a": pa.array([{"b": "wrong"}])}), path)
+    struct = pa.array([{"b": "inner", "c": 1}, None, {"b": None, "c": 2}, {"b": "last", "c": 3}])
+    pq.write_table(pa.table({"a": struct}), path)
 
-    assert "--text-column" in refused(path, "a.b")
+    assert documents(path, "a.b") == [(0, "inner"), (3, "last")]
+    for wrong in ("a", "a.c", "a.d", "a.b.c", "b"):
+        assert "--text-column" in refused(path, wrong)
+    pq.write_table(pa.table({"a": struct, "a.b": ["whole", "w", "w", "w"]}), path)
+    assert documents(path, "a.b")[0] == (0, "whole")
 
 
 GOOD_TEXTS = [f"document {number} " * 9 for number in range(500)]

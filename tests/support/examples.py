@@ -46,6 +46,9 @@ CHANGED_RULES: dict[str, Any] = {
     "where": "score",
     "limit_documents": 1000,
     "limit_tokens": 2000,
+    "bos_id": 50_000,
+    "sequence_length": 2048,
+    "writer": "pyarrow 26.0.1",
 }
 FILES = (SourceShard("a/0.parquet", 10, "cd" * 32), SourceShard("a/1.parquet", 20))
 SOURCE = SourceManifest("10B", "some/dataset", "main", "a", FILES, Totals(2, 30))

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on the loopback: one dataset, made of a folder, and the CDN that has its files.
+"""A Hugging Face hub on the loopback: one dataset or model, made of a folder, and the CDN that has its files.
 
 The hub and the CDN are two origins, as they are in the world: the hub wants the token and answers a request
 for a file with a redirect; the CDN sends the bytes and must never see the token. What goes wrong on the way
@@ -27,8 +27,8 @@ __all__ = ["COMMIT", "REPO", "HubServer", "Link", "Seen", "write_files"]
 REPO = "HuggingFaceFW/fineweb-edu"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-_API = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
-_FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_API = re.compile(r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
+_FILE = re.compile(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,8 @@ class RayCluster:
     folder: Path
     gates: Gates
     host: str = "127.0.0.1"
+    # Variables of all nodes.
+    environment: Mapping[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     address: str = ""
 
@@ -116,7 +118,7 @@ class RayCluster:
                     stderr=subprocess.STDOUT,
                     text=True,
                     start_new_session=True,
-                    env={**os.environ, **_ENVIRONMENT, **self.gates.environment},
+                    env={**os.environ, **_ENVIRONMENT, **self.gates.environment, **self.environment},
                 )
             self.nodes.append(Node(process))
             _put_first(process.pid)
@@ -165,11 +167,13 @@ def _put_first(session: int) -> None:
 
 
 @contextmanager
-def cluster(*, nodes: int, host: str = "127.0.0.1") -> Iterator[RayCluster]:
+def cluster(
+    *, nodes: int, host: str = "127.0.0.1", environment: Mapping[str, str] | None = None
+) -> Iterator[RayCluster]:
     """Have a cluster of so many nodes of one core each, and nothing of it after the block."""
     # Paths of sockets are in it, which may not be long.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        made = RayCluster(Path(folder), Gates(Path(folder, "gates")), host)
+        made = RayCluster(Path(folder), Gates(Path(folder, "gates")), host, environment or {})
         try:
             made.start_head(cpus=1)
             for _ in range(nodes - 1):

@@ -6,12 +6,17 @@ once without what they depend on, and run in a process of their own, in which a 
 whatever touches one fails. What reads is the trainer's real code.
 """
 
+import functools
+import hashlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import types
 import zipfile
 from pathlib import Path
@@ -19,50 +24,60 @@ from typing import Any
 
 import pytest
 
-# Beside the environment, which comes and goes with it.
-CACHE = Path(sys.prefix) / "trainers"
-WHEELS = {
-    "litdata": "litdata==0.2.76",
-    "litgpt": "litgpt==0.5.13",
-    "streaming": "mosaicml-streaming==0.13.0",
-    "olmo_core": "ai2-olmo-core==3.0.0",
-    "nemo_automodel": "nemo-automodel==0.7.0",
-    "lightning_utilities": "lightning-utilities==0.15.2",
-    "xxhash": "xxhash==3.6.0",
-    "catalogue": "catalogue==2.0.10",
-    "dataclass_extensions": "dataclass-extensions==0.4.0",
-}
+_WHEELS = Path(__file__).with_name("trainers.txt")
+# Beside the environment, which comes and goes with it; another list of wheels is another folder.
+CACHE = Path(sys.prefix) / f"trainers-{hashlib.sha256(_WHEELS.read_bytes()).hexdigest()[:8]}"
+# They have 7 MB. Without a network pip gives up sooner by itself.
+_FETCH_SECONDS = 120
 _SECONDS = 300
 
 
-def need(*packages: str) -> None:
-    """Have these packages in the cache, or skip the test with the reason."""
-    pytest.importorskip("torch", reason="torch is not installed, which trainers' readers need")
-    for package in packages:
-        if not (CACHE / package).is_dir():
-            _fetch(WHEELS[package], package)
+def need(package: str) -> None:
+    """Skip the test unless a package is installed; it is not imported, which may take seconds."""
+    parts = package.split(".")
+    if any(importlib.util.find_spec(".".join(parts[: at + 1])) is None for at in range(len(parts))):
+        pytest.skip(f"{package} is not installed, which a trainer's reader needs")
 
 
-def _fetch(requirement: str, package: str) -> None:
-    wheels = CACHE / f"wheel-{package}-{os.getpid()}"
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    ended = subprocess.run(
-        [*words, "-d", str(wheels), requirement], capture_output=True, text=True, check=False
-    )
-    if ended.returncode:
-        pytest.skip(
-            f"{requirement} cannot be fetched: {(ended.stderr.strip().splitlines() or ['?'])[-1][:200]}"
-        )
-    for wheel in wheels.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as packed:
-            packed.extractall(CACHE / f"new-{package}-{os.getpid()}")
-        wheel.unlink()
-    wheels.rmdir()
-    made = CACHE / f"new-{package}-{os.getpid()}"
-    # One by one, the package last: it is there when the rest is.
-    for part in sorted(made.iterdir(), key=lambda path: path.name == package):
-        if not (CACHE / part.name).exists():
-            part.rename(CACHE / part.name)
+def need_wheels() -> None:
+    """Have the trainers' code in the cache, or skip the test with the reason."""
+    if why_not := _why_not_there():
+        pytest.skip(f"the trainers' wheels cannot be fetched: {why_not}")
+
+
+@functools.cache  # a process that cannot fetch them does not try for each test
+def _why_not_there() -> str:
+    """Fetch the wheels unless they are there; return why that is impossible, or nothing.
+
+    The folder gets its name when all of them are in it. Of processes that fetch at the same time the first
+    one to be done wins, and the others throw theirs away.
+    """
+    if CACHE.is_dir():
+        return ""
+    if not os.access(CACHE.parent, os.W_OK):
+        return f"{CACHE.parent} may not be written to"
+    with tempfile.TemporaryDirectory(prefix="trainers-", dir=CACHE.parent) as folder:
+        wheels, code = Path(folder) / "wheels", Path(folder) / "code"
+        words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        words += ["--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={wheels}"]
+        words += ["--require-hashes", f"--requirement={_WHEELS}"]
+        try:
+            subprocess.run(words, capture_output=True, text=True, check=True, timeout=_FETCH_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"it takes longer than {_FETCH_SECONDS} s"
+        except subprocess.CalledProcessError as error:
+            said: list[str] = error.stderr.splitlines()
+            lines = [line for line in said if "ERROR" in line] or said or ["pip does not say why"]
+            return lines[-1][:300]
+        for wheel in wheels.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(code)
+        try:
+            code.rename(CACHE)
+        except OSError:
+            if not CACHE.is_dir():
+                raise
+    return ""
 
 
 def run(code: str, *arguments: object, cwd: Path | None = None) -> Any:
@@ -117,6 +132,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG002
         frame: Any = sys._getframe(1)
         while frame is not None and "importlib" in frame.f_code.co_filename:
+            if "util" in frame.f_code.co_filename:  # It asks what is installed, and imports nothing.
+                return None
             frame = frame.f_back
         if frame is None or not frame.f_code.co_filename.startswith(str(CACHE)):
             return None
@@ -133,4 +150,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def stand_in() -> None:
     """Let trainers import modules that are not installed, empty."""
+    # It looks for pandas once, and must not find a stand-in.
+    import pyarrow.dataset  # noqa: F401, PLC0415
+
     sys.meta_path.append(_Finder())
+    known = importlib.metadata.version
+    # `datasets` asks for it at once, and needs it for tables of pandas alone.
+    importlib.metadata.version = lambda distribution_name: (
+        "2.0" if distribution_name == "pandas" else known(distribution_name)
+    )

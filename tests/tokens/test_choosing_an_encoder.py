@@ -45,7 +45,7 @@ def test_the_reference_is_used_when_asked_for() -> None:
 
 def test_bytes_need_no_encoder_and_nobody_is_told() -> None:
     spec = registry.find("bytes")
-    assert registry.kind_of(spec).choose_encoder(spec, "auto", call_apart) == ("reference", "")
+    assert registry.kind_of(spec).choose_encoder(spec, "auto", call_apart, lambda: None) == ("reference", "")
 
 
 def test_an_unknown_vocabulary_falls_back_and_says_so() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fwconvert.tokens import disagreements, gigatoken
-from fwconvert.tokens.gigatoken import FastTokenizer, spliced
+from fwconvert.tokens.gigatoken import FastTokenizer, of_table, spliced
 from fwconvert.tokens.registry import load
 from fwconvert.tokens.spec import Loading
 from fwconvert.tokens.tiktoken_kind import find, read_table
@@ -30,7 +30,7 @@ NASTY = st.lists(PIECES | st.text(DOUBTFUL, max_size=2), max_size=12).map("".joi
 @pytest.fixture(scope="module", params=["gpt2", "cl100k_base"])
 def pair(request: pytest.FixtureRequest) -> tuple[FastTokenizer, Tokenizer]:
     vocabulary = find(request.param)
-    return FastTokenizer(vocabulary, read_table(vocabulary, NOWHERE)), load(vocabulary, NOWHERE)
+    return of_table(vocabulary, read_table(vocabulary, NOWHERE)), load(vocabulary, NOWHERE)
 
 
 def assert_equal(pair: tuple[FastTokenizer, Tokenizer], texts: pa.Array) -> None:
@@ -70,7 +70,8 @@ def test_long_runs_and_a_document_of_megabytes(pair: tuple[FastTokenizer, Tokeni
 
 def test_ids_do_not_depend_on_what_was_encoded_before(pair: tuple[FastTokenizer, Tokenizer]) -> None:
     quick, _ = pair
-    fresh = FastTokenizer(quick.spec, read_table(quick.spec, NOWHERE))
+    known = find(quick.spec.name)
+    fresh = of_table(known, read_table(known, NOWHERE))
     texts = pa.array([f"some words {number} and more" for number in range(500)])
     quick.encode(pa.array(["altogether different"] * 10))
     assert np.array_equal(quick.encode(texts).tokens, fresh.encode(texts).tokens)
@@ -79,10 +80,11 @@ def test_ids_do_not_depend_on_what_was_encoded_before(pair: tuple[FastTokenizer,
 
 def test_threads_change_nothing(pair: tuple[FastTokenizer, Tokenizer]) -> None:
     quick, reference = pair
-    table = read_table(quick.spec, NOWHERE)
+    known = find(quick.spec.name)
+    table = read_table(known, NOWHERE)
     texts = pa.array([f"document {number} " * (number % 50) for number in range(2000)])
     for threads in (2, 5):
-        assert_equal((FastTokenizer(quick.spec, table, threads), reference), texts)
+        assert_equal((of_table(known, table, threads), reference), texts)
         both = load(quick.spec, NOWHERE, Loading(threads=threads)).encode(texts)
         assert np.array_equal(both.tokens, reference.encode(texts).tokens)
 
@@ -94,7 +96,7 @@ def test_it_is_made_anew_when_the_process_has_grown_and_goes_on_as_before(
     size = itertools.count(500 * 2**20, 60 * 2**20)  # 60 MB more at every look
     monkeypatch.setattr(gigatoken, "_LOOK_EVERY_BYTES", 1000)
     monkeypatch.setattr(gigatoken, "resident_bytes", lambda: next(size))
-    quick = FastTokenizer(vocabulary, read_table(vocabulary, NOWHERE))
+    quick = of_table(vocabulary, read_table(vocabulary, NOWHERE))
     reference = load(vocabulary, NOWHERE)
     for part in range(9):
         words = (f"w{part}x{number:x}" for number in range(500))
@@ -107,7 +109,7 @@ def test_where_nobody_knows_the_memory_it_is_made_anew_by_text_read(monkeypatch:
     monkeypatch.setattr(gigatoken, "_LOOK_EVERY_BYTES", 1000)
     monkeypatch.setattr(gigatoken, "_MOST_TEXT_READ", 10_000)
     monkeypatch.setattr(gigatoken, "resident_bytes", lambda: None)
-    quick = FastTokenizer(find("gpt2"), read_table(find("gpt2"), NOWHERE))
+    quick = of_table(find("gpt2"), read_table(find("gpt2"), NOWHERE))
     for _ in range(10):
         quick.encode(pa.array(["x" * 3000]))
     assert quick.made == 1 + 30_000 // 12_000

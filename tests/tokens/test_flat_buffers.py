@@ -9,7 +9,7 @@ import pytest
 
 from fwconvert.processes import ProcessLimits, call_apart
 from fwconvert.tokens import disagreements
-from fwconvert.tokens.gigatoken import FastTokenizer
+from fwconvert.tokens.gigatoken import of_table
 from fwconvert.tokens.registry import load
 from fwconvert.tokens.spec import Loading
 from fwconvert.tokens.tiktoken_kind import find, read_table
@@ -30,7 +30,7 @@ BATCHES: tuple[list[str], ...] = (
 def encoded(threads: int) -> tuple[list[tuple[bytes, list[int]]], str]:
     """Return the tokens and offsets of each batch, and the file of the module that is called awkward."""
     vocabulary = find("gpt2")
-    quick = FastTokenizer(vocabulary, read_table(vocabulary, NOWHERE), threads)
+    quick = of_table(vocabulary, read_table(vocabulary, NOWHERE), threads)
     made = [quick.encode(pa.array(texts, pa.large_string())) for texts in BATCHES]
     found = [(one.tokens.astype(np.uint32).tobytes(), one.offsets.tolist()) for one in made]
     return found, str(getattr(sys.modules["awkward"], "__file__", ""))

@@ -1,5 +1,6 @@
 """Kinds of tokenizers: by its name, or by a recipe's rules, one gets all that there is to know of one."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import corpus
@@ -64,14 +65,17 @@ class ShiftedKind:
     def names(self) -> list[str]:
         return ["shifted"]
 
-    def find(self, name: str) -> TokenizerSpec | None:
+    def find(
+        self, name: str, eot_token: str | None = None, bos_token: str | None = None
+    ) -> TokenizerSpec | None:
+        del eot_token, bos_token
         spec = TokenizerSpec(kind="shifted", name="shifted", sha256="5" * 64, size=70_000, eot=69_999)
         return spec if name == "shifted" else None
 
     def choose_encoder(
-        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart
+        self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart, folder: Callable[[], Path | None]
     ) -> tuple[Encoder, str]:
-        del spec, wanted, apart
+        del spec, wanted, apart, folder
         return "reference", ""
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:

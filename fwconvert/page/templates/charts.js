@@ -107,10 +107,12 @@ var charts = {};
     const fetches = fetched.some((one) => one !== null);
     const colours = { session: css("--quiet"), crash: css("--bad"), lost: css("--bad"), retry: css("--second") };
     let session = 0;
-    const lines = speed.marks.map((mark) => ({
-      x: mark.x, kind: mark.kind,
-      label: mark.kind === "session" ? (speed.sessions > 1 ? "session " + ++session : "") : mark.kind === "crash" ? "cut off" : "",
-    }));
+    // Where a session was cut off the next one begins: one line, and one name.
+    const lines = speed.marks.map((mark, at) => {
+      const next = speed.marks[at + 1], crashed = mark.kind === "crash";
+      const label = mark.kind === "session" && speed.sessions > 1 ? "session " + ++session : "";
+      return { x: mark.x, kind: mark.kind, label: crashed ? "cut off" + (next ? " · session " + (session + 1) : "") : label };
+    });
     const strip = (u) => {
       const { ctx } = u, height = 6 * devicePixelRatio;
       ctx.save();

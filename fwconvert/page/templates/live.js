@@ -3,7 +3,7 @@
 "use strict";
 (function () {
   const by = (id) => document.getElementById(id);
-  let shown = null, made = null;
+  let shown = null, made = null, asked = 0;
 
   async function ask(path, values) {
     const query = new URLSearchParams(values || {});
@@ -29,7 +29,7 @@
     });
   }
 
-  function show(found, here) {
+  function show(found, here, quietly) {
     shown = found;
     by("shown").hidden = false;
     by("shown-title").textContent = found.number
@@ -48,20 +48,25 @@
     by("rest").hidden = found.first + found.tokens.length >= found.end;
     by("traced").hidden = true;
     const token = here === undefined ? found.begin : here;
-    by("command").textContent = "fwconvert trace " + found.run + " " + found.shard + ":" + token + (found.in_run ? "\nfwconvert show " + found.run + " --document " + found.in_run : "");
+    const trace = found.program + " trace " + found.run + " " + found.shard + ":" + token;
+    by("command").textContent = trace + (found.in_run ? "\n" + found.program + " show " + found.run + " --document " + found.in_run : "");
     by("shard").value = found.shard;
     by("number").value = found.number || "";
     by("offset").value = by("document").value = "";
-    history.replaceState(null, "", "#token=" + found.shard + ":" + token);
+    if (!quietly) history.replaceState(null, "", "#token=" + found.shard + ":" + token);
     const marked = document.querySelector("#shown-text .here");
     if (marked) marked.scrollIntoView({ block: "center" });
     by("told").textContent = "";
   }
 
-  async function go(values, here) {
+  // Of several that were asked for, the last one is shown, whichever answer comes last.
+  async function go(values, here, quietly) {
+    const turn = ++asked;
     by("told").textContent = "Reading …";
-    try { show(await ask("api/document", values), here); }
-    catch (error) { by("told").textContent = error.message; }
+    try {
+      const found = await ask("api/document", values);
+      if (turn === asked) show(found, here, quietly);
+    } catch (error) { if (turn === asked) by("told").textContent = error.message; }
   }
   function goToToken(place, here) {
     const at = place.lastIndexOf(":"), offset = Number(place.slice(at + 1));
@@ -136,7 +141,15 @@
   const followHash = () => {
     const found = /^#token=(.+:\d+)$/.exec(decodeURIComponent(location.hash));
     if (found) goToToken(found[1], true);
+    else showFirst();
   };
+  // Something to read, before anybody has asked for it.
+  function showFirst() {
+    const first = by("shards").dataset.first;
+    if (!first || shown || asked) return;
+    by("shard").value = by("shard").value || first;
+    go({ shard: first, number: 1 }, undefined, true);
+  }
   addEventListener("hashchange", followHash);
   followHash();
 
@@ -151,14 +164,14 @@
     return line;
   }
   function news(found) {
-    const place = by("live");
-    const parts = [];
+    const place = by("live"), parts = [];
+    for (const one of [by("now"), document.querySelector('nav a[href="#now"]')]) one.hidden = found.complete && !found.at_work;
     if (!found.at_work) parts.push(element("p", found.complete ? "Nobody is at work on it: it is complete." : "Nobody is at work on it, and it is not finished.", "quiet"));
     else parts.push(element("p", found.at_work, "quiet"));
     if (found.latest) {
       const { share, line, details } = found.latest;
       parts.push(bar(line, share, "How far the run is"), element("p", details, "quiet"));
-      for (const one of found.latest.running) parts.push(bar(one.title + " · " + one.line, one.share, one.title));
+      for (const one of [...found.latest.running, ...found.latest.downloads]) parts.push(bar(one.title + " · " + one.line, one.share, one.title));
     }
     if (found.notices.length) {
       const list = element("ul", undefined, "log");
@@ -172,15 +185,19 @@
     place.replaceChildren(...parts);
     if (found.speed) charts.drawSpeed(found.speed);
   }
+  // There may be more of them when the run has gone on.
+  const named = (details) => (details.closest("figure, section").id || "") + details.firstElementChild.textContent.split(",")[0];
   async function renew() {
     const answer = await fetch("./", { credentials: "omit", cache: "no-store" });
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const open = [...document.querySelectorAll("#facts details")].map((one) => one.open);
-    by("facts").replaceWith(page.getElementById("facts"));
-    document.querySelectorAll("#facts details").forEach((one, at) => { if (open[at]) one.open = true; });
-    for (const part of ["header .state", "#shards"]) document.querySelector(part).replaceWith(page.querySelector(part));
+    const open = new Set([...document.querySelectorAll(".facts details[open]")].map(named));
+    const fresh = page.querySelectorAll(".facts");
+    document.querySelectorAll(".facts").forEach((one, at) => one.replaceWith(fresh[at]));
+    for (const one of document.querySelectorAll(".facts details")) if (open.has(named(one))) one.open = true;
+    for (const part of ["header .state", "#shards", "#readable"]) document.querySelector(part).replaceWith(page.querySelector(part));
     charts.drawAll();
+    showFirst();
   }
   async function look() {
     try {

@@ -112,10 +112,11 @@ class Nodes(Protocol):
     # How many threads an order may use there.
     order_threads: int
 
-    def check(self, context: RunContext, *, encodes: bool, seen: Path | None) -> None:
-        """Raise FwconvertError unless all nodes see the run (and the file `seen`) and have its tokenizer.
+    def check(self, context: RunContext, *, encodes: bool, seen: Path | str | None) -> None:
+        """Raise FwconvertError unless all nodes see the run and have its tokenizer.
 
-        Waits for their answers. A node that joins later is checked before it is used.
+        And what all of them read, if that is a file or another run. Waits for their answers. A node that
+        joins later is checked before it is used.
         """
 
     def states(self) -> Mapping[str, NodeState]:

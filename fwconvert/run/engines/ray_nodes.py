@@ -196,7 +196,7 @@ class RayNodes:
             )
         return problem
 
-    def check(self, context: RunContext, *, encodes: bool, seen: Path | None) -> None:
+    def check(self, context: RunContext, *, encodes: bool, seen: Path | str | None) -> None:
         """Raise FwconvertError unless all nodes see the run (and the file `seen`) and have its tokenizer."""
         self._session = Session(context, encodes, seen)
         try:

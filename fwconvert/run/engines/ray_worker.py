@@ -52,7 +52,8 @@ class Session:
 
     context: RunContext
     encodes: bool
-    seen: Path | None
+    # A file, or the address of a finished run in an object store.
+    seen: Path | str | None
 
 
 def look_around(wanted: str, session: Session | None) -> str:
@@ -80,7 +81,7 @@ def _problem(session: Session) -> str:
     if not sees_run:
         shared = "--out must be a folder that all machines share, under the same path"
         return message("it does not see the run that the driver sees", shared, out=context.run)
-    if session.seen is not None and not session.seen.is_file():
+    if session.seen is not None and not _sees(session.seen, context.scratch):
         shared = "the files must be in a folder that all machines share, under the same path"
         return message("it does not see a file that it is to read", shared, file=session.seen)
     with store.draft("probe") as probe:
@@ -91,13 +92,19 @@ def _problem(session: Session) -> str:
     return ""
 
 
+def _sees(place: Path | str, scratch: str) -> bool:
+    if isinstance(place, Path):
+        return place.is_file()
+    return base.exists(open_store(place, scratch=scratch), layout.MANIFEST)
+
+
 def _load_tokenizer(context: RunContext) -> None:
     from fwconvert.tokens import registry  # noqa: PLC0415  # heavy: on the nodes only
     from fwconvert.tokens.spec import Loading  # noqa: PLC0415
 
     store = open_store(context.run, context.session, context.scratch)
     how = Loading(context.encoder, context.threads, store.local(layout.TEMPORARY))
-    registry.load(registry.of_rules(context.rules), store.local(layout.VOCABULARIES), how)
+    registry.load(registry.of_rules(context.rules), store.pull(layout.VOCABULARIES), how)
 
 
 class Board:

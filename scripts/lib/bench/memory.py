@@ -59,7 +59,7 @@ def main() -> int:
     if args.unbounded:
         gigatoken.MOST_REMEMBERED_BYTES = 2**62
     chosen = tiktoken_kind.find("gpt2")
-    encoder = gigatoken.FastTokenizer(chosen, tiktoken_kind.read_table(chosen, Path()))
+    encoder = gigatoken.of_table(chosen, tiktoken_kind.read_table(chosen, Path()))
     text, done, seconds, largest, shown = Text(), 0, 0.0, 0, 0.0
     print("| GB of text | MB now | MB at most | encoder made | MB/s |\n|--:|--:|--:|--:|--:|")
     while done < args.gigabytes * 1e9:

@@ -107,9 +107,8 @@ def _read_run(folder: LocalStore, lines: Sequence[ShardLine], attempts: _Attempt
     attempts.attempt(lambda: show.numbered(out, 1))
     for line in lines:
         attempts.attempt(lambda line=line: show.documents(out, line.name, _SOME))  # type: ignore[misc]
-        for place in (0, line.tokens // 2, line.tokens - 1):
-            # The sources are named: otherwise it would ask the hub.
-            attempts.attempt(lambda at=f"{line.name}:{place}": trace.trace(out, at, sources))  # type: ignore[misc]
+        # The sources are named: otherwise it would ask the hub. One token, as each is read in a new process.
+        attempts.attempt(lambda at=f"{line.name}:{line.tokens // 2}": trace.trace(out, at, sources))  # type: ignore[misc]
     for order in ("sequential", "documents"):
         attempts.attempt(lambda order=order: _served(out, order))  # type: ignore[misc]
 

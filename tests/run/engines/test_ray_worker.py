@@ -26,7 +26,7 @@ def context(tmp_path: Path) -> RunContext:
     return RunContext(str(tmp_path / "out"), recipe.recipe_id, recipe.rules, "session")
 
 
-def asked(context: RunContext, seen: Path | None = None) -> str:
+def asked(context: RunContext, seen: Path | str | None = None) -> str:
     return ray_worker.look_around(ray_worker.identity(), ray_worker.Session(context, encodes=True, seen=seen))
 
 
@@ -69,16 +69,19 @@ def test_a_machine_looks_at_a_run_in_a_bucket_from_its_scratch_folder(tmp_path: 
         uri, scratch, has_run = sys.argv[1:]
         if has_run == "True":
             Bucket.at(uri).put(layout.session("session"), b"{}")
+            Bucket.at(f"{uri}/of-an-export").put(layout.MANIFEST, b"{}")
         rules = recipe(version="10B", tokenizer="bytes").rules
         context = RunContext(uri, "id", rules, "session", scratch=scratch)
-        print(look_around(identity(), Session(context, encodes=True, seen=None)))
+        for seen in (None, f"{uri}/of-an-export", f"{uri}/nowhere"):
+            print(look_around(identity(), Session(context, encodes=True, seen=seen)).partition("\\n")[0])
     """
     with buckets.place("rclone", tmp_path / "server") as place:
         # Nothing can be made in the folder that it would take by itself.
         settings = place.environment(FWCONVERT_CACHE="/proc/nowhere")
         given = (place.uri("run"), tmp_path / "scratch")
         assert "does not see the run" in child.run(code, *given, False, **settings)
-        assert child.run(code, *given, True, **settings).strip() == ""
+        looks = child.run(code, *given, True, **settings).splitlines()
+        assert looks == ["", "", "it does not see a file that it is to read"]
         alone = {**settings, "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
         told = child.run(code, *given, False, **alone)
     assert told.startswith("there are no credentials for the object store")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 _LOOK_SECONDS = 0.01
-_SLOW_SECONDS = 2.0
+_SLOW_SECONDS = 1.0
 
 _folder = Path(os.environ["FWCONVERT_TESTS_GATES"])
 
