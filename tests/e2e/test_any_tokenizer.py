@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import runner
 import small_tokenizers as small
+import tokenizer_files
 from hub_faults import nobody
 from hub_server import COMMIT, HubServer
 from runner import PRIVATE, assert_tidy_end
@@ -302,3 +303,26 @@ def test_the_files_that_keep_a_tokenizer_have_its_hash_for_a_name(sources: Path,
     ended = runner.command_line("show", out, "--document", "1", capture_output=True)
     assert_tidy_end(ended, 1)
     assert "is missing, or is another one" in ended.stderr
+
+
+def test_llama_3_stands_in_the_shards_as_llm_c_writes_it(sources: Path, tmp_path: Path) -> None:
+    """What its fineweb.py does for `-m llama-3`: the token of an empty text, then the text's, as uint32."""
+    path, out = tokenizer_files.need("llama-3.1"), tmp_path / "out"
+    engine = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
+    engine.encode_special_tokens = True
+    (begin,) = engine.encode("").ids
+    texts = ((begin, *engine.encode(text, add_special_tokens=False).ids) for text in TEXTS)
+    wanted = [token for text in texts for token in text]
+
+    words = ("--tokenizer", str(path), "--bos-token", "<|begin_of_text|>", *SHAPE)
+    convert(sources, out, *words)
+    made = runner.tree(out)
+    convert(sources, out, *words)
+
+    assert runner.tree(out) == made
+    assert begin == 128000
+    shards = [path.read_bytes() for path in sorted(out.glob("*.bin"))]
+    assert [np.frombuffer(shard[:12], "<i4").tolist() for shard in shards] == [
+        [20240801, 7, min(3000, len(wanted) - 3000 * number)] for number in range(len(shards))
+    ]
+    assert np.frombuffer(b"".join(shard[1024:] for shard in shards), "<u4").tolist() == wanted

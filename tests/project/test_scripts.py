@@ -154,7 +154,8 @@ WANTED = [
     package
     for program, package in {
         "chromedriver": "chromium-driver", "chromium": "chromium", "fish": "fish",
-        "mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "setpriv": "util-linux", "shellcheck": "shellcheck",
+        "mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "munged": "munge", "sbatch": "slurm-client",
+        "setpriv": "util-linux", "shellcheck": "shellcheck", "slurmctld": "slurmctld", "slurmd": "slurmd",
         "strace": "strace", "zsh": "zsh", "zstd": "zstd",
     }.items()
     if shutil.which(program, path=ELSEWHERE) is None
@@ -204,8 +205,12 @@ def test_a_system_that_has_all_programs_is_left_alone(clone: Path, bare: Path, t
         "fish",
         "mkfs.ext4",
         "mkfs.xfs",
+        "munged",
+        "sbatch",
         "setpriv",
         "shellcheck",
+        "slurmctld",
+        "slurmd",
         "strace",
         "zsh",
         "zstd",
