@@ -110,17 +110,17 @@ def _fetched(package: str) -> str:
 
 def _downloaded(client: str, requirement: str, folder: Path) -> str:
     program = shutil.which(client) or ""
-    words: Sequence[str] = [
-        program, "pack", "--silent", "--fetch-retries=1", "--pack-destination", str(folder), requirement,
-    ]  # fmt: skip
+    how = ["--loglevel=error", "--fetch-retries=1", "--pack-destination", str(folder)]
+    words: Sequence[str] = [program, "pack", *how, requirement]
     if client == "pip":
         how = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries", "1", "-d", str(folder)]
         words = [sys.executable, "-m", "pip", "download", *how, requirement]
     elif not program:
         return f"there is no {client}"
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_SECONDS)
-    said = (ended.stderr.strip() or ended.stdout.strip()).splitlines() or ["it says nothing"]
-    return said[-1][:200] if ended.returncode else ""
+    said = ended.stderr.strip().splitlines() or ["it says nothing"]
+    # npm says first what is wrong, pip last.
+    return said[0 if client == "npm" else -1][:200] if ended.returncode else ""
 
 
 def _member(archive: Path, member: str) -> bytes:
