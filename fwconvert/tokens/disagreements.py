@@ -160,7 +160,7 @@ def not_compared(definition: Mapping[str, Any]) -> str:
         found += _not_compared_of_characters(definition)
     else:
         found += _not_compared_of_bytes(definition)
-        if definition.get("normalizer") and any(
+        if _steps(definition.get("normalizer"), "normalizers") and any(
             token.get("normalized") and not token["content"].isascii() for token in added
         ):
             found.append("an added token that is normalized, and not of ASCII alone")

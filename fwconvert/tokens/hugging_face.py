@@ -164,8 +164,9 @@ def _ids(engine: Any, text: str) -> list[int]:
 def pieces(spec: TokenizerSpec, content: bytes, engine: Any) -> Pieces:
     """Return what each token spells, by the decoder of the definition."""
     tree = definition.parse(content)
+    # The decoder does not ask whether a token was added: Gemma 3 has runs of marked blanks for blanks.
     words = {number: text for text, number in definition.vocabulary(tree).items()}
-    added = {token["id"]: token["content"].encode() for token in tree["added_tokens"]}
+    words |= {token["id"]: token["content"] for token in tree["added_tokens"]}
     decoder = json.dumps(tree.get("decoder"))
     if '"ByteLevel"' in decoder:
         spelt = {number: byte_level(text) for number, text in words.items()}
@@ -174,5 +175,5 @@ def pieces(spec: TokenizerSpec, content: bytes, engine: Any) -> Pieces:
     else:
         # Such decoders join words by blanks; a token alone is what the library says.
         spelt = {number: text.encode() for number, text in words.items()}
-        return Pieces(spec, spelt | added, lambda ids: engine.decode(ids, skip_special_tokens=False).encode())
-    return Pieces(spec, spelt | added)
+        return Pieces(spec, spelt, lambda ids: engine.decode(ids, skip_special_tokens=False).encode())
+    return Pieces(spec, spelt)

@@ -60,13 +60,13 @@ def found(script: dict[str, Any]) -> dict[str, set[int]]:
     """What each pair of encoders, and each way to normalize, finds; the script looks at more contexts."""
     # Between these, a letter of either case, a digit, a mark, a sign and all else are cut in different ways.
     crowd, derive = "!@A!@a!@Ab @.@", script["derive"]
-    # Hugging Face tokenizers take minutes for all: pages with a doubtful character, and one in 64 of others.
+    # All take minutes: pages with a doubtful character, and one in 64 of others.
     pages = {code >> 8 for code in CODES}
     some = [char for char in script["SAMPLED"] if ord(char) >> 8 in pages or not ord(char) % 64]
     pairs = script["encoder_pairs"].synthetic_pairs()
-    quick = script["encoder_pairs"].TIKTOKEN_PATTERNS
+    # For one of them, all, so that a page without any cannot hide.
     codes = {
-        name: derive(pair, crowd, 256, script["SCALARS"] if name in quick else some)
+        name: derive(pair, crowd, 256, script["SCALARS"] if name == "o200k_base" else some)
         for name, pair in pairs.items()
     }
     normalizing = script["encoder_pairs"].Normalizing()

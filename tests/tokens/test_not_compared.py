@@ -94,6 +94,9 @@ COMPARED = {
     "three Splits": of_bytes(encoder_pairs.SPLITS["DeepSeek V3"]),
     "NFC": NFC,
     "an empty sequence of normalizers": changed(WORDS, normalizer={"type": "Sequence", "normalizers": []}),
+    "no normalizer, and an added token that would be normalized": with_added(
+        changed(WORDS, normalizer={"type": "Sequence", "normalizers": []}), "z\u00e9", normalized=True
+    ),
     "whole words before merges": in_model(WORDS, ignore_merges=True),
     "an added token": with_added(WORDS, "qzx"),
     "added tokens in one another": with_added(WORDS, "qzx", "qzxq", "q zx", "  "),
