@@ -190,8 +190,10 @@ def test_the_examples_of_the_reference_are_pinned_and_planned(
         runner.assert_tidy_end(hub_runs.run(words, hub.endpoint), 0)
         recipe = ["--version", words[-1], *(["--text-column", column] if column != "text" else [])]
         planned = hub_runs.run(["plan", *recipe, "--json", "--bandwidth", "1G"], hub.endpoint)
+        listed = json.loads((tmp_path / words[-1]).read_text())["files"]
+        if kind != "parquet":
+            fetched_as_from_disk(hub, recipe, [repository / file["path"] for file in listed])
     runner.assert_tidy_end(planned, 0)
-    listed = json.loads((tmp_path / words[-1]).read_text())["files"]
     named = words[2] if not words[2].startswith("-") else ""
     assert [file["path"] for file in listed if not file["path"].startswith("other/")] == [
         str(path.relative_to(repository))
@@ -201,3 +203,15 @@ def test_the_examples_of_the_reference_are_pinned_and_planned(
     assert told["sampled_from"] == "remote"
     # Rows with a text, which are all that are seen in so small a file.
     assert told["plan"]["rows"] == len(listed) * sum(bool(text) for text in TEXTS)
+
+
+def fetched_as_from_disk(hub: HubServer, recipe: list[str], files: list[Path]) -> None:
+    """Convert what is fetched, twice; assert that the shards are those of the same files on the disk."""
+    for _ in range(2):
+        ended = hub_runs.run([*recipe, "--out", "fetched", *RECIPE], hub.endpoint)
+        runner.assert_tidy_end(ended, 0)
+    sources = [word for path in files for word in ("--source", path)]
+    column = recipe[2:]
+    runner.assert_tidy_end(runner.command_line(*sources, *column, "--out", "local", *RECIPE), 0)
+    assert runner.shards(Path("fetched")) == runner.shards(Path("local"))
+    assert ended.stdout.startswith("already complete; nothing was changed")
