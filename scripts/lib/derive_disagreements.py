@@ -175,6 +175,8 @@ def main() -> int:
     if arguments.fuzz:
         for pair in encoder_pairs.synthetic_pairs().values():
             differences += fuzz(pair, arguments.fuzz)
+    # A difference of ASCII is one of the pattern: it is no character that is in doubt.
+    assert min(found) >= 0x80, sorted(code for code in found if code < 0x80)
     ranges = as_ranges(found)
     print(*(f"{first:04X}-{last:04X}" for first, last in ranges), sep="\n")
     if arguments.write:

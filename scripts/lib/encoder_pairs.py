@@ -50,7 +50,6 @@ def _by_case(endings: str, digits: str) -> str:
 SPLITS: dict[str, tuple[str, ...]] = {
     "GPT-2, GPT-NeoX": (),
     "GPT-2 as a Split": (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
-    "GPT-4": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}|\s*[\r\n]|\s+(?!\S)|\s+",),
     "Llama 3, OLMo 2": (rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}{_SPACES}",),
     "Qwen 2 and 3": (rf"{_WORDS}|\p{{N}}{_SYMBOLS}{_SPACES}",),
     "Qwen 3.5": (rf"{_MARKED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_SPACES}",),

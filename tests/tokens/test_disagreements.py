@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiktoken
 from examples import unhurried
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fwconvert.tokens import disagreements
+from fwconvert.tokens import disagreements, gigatoken, rank_files
+from fwconvert.tokens.tokenizer import parse_ranks
 
 CODES = [code for first, last in disagreements.RANGES for code in range(first, last + 1)]
 DOUBTFUL = frozenset(map(chr, CODES))
@@ -56,14 +58,46 @@ def script() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(script: dict[str, Any]) -> dict[str, set[int]]:
+def pairs(script: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = script["encoder_pairs"].synthetic_pairs()
+    return made
+
+
+def short_texts() -> list[str]:
+    texts = ["".join(chars) for size in range(1, 6) for chars in itertools.product(" \n\ra1.\t", repeat=size)]
+    ends = ("s", "S", "t ", "LL", "lla", "re", "\u017f", "\u212a", "\u017fd", "ve.", "ve1", "s's")
+    return texts + [f"{begin}'{end}" for begin in ("", "a", " ", "'", "1") for end in ends]
+
+
+def test_no_short_text_of_ascii_is_cut_in_two_ways(pairs: dict[str, Any]) -> None:
+    texts = short_texts()
+    found = {name: [texts[at] for at in pair.differing(texts)] for name, pair in pairs.items()}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("pattern", rank_files._PATTERNS)
+def test_a_pattern_of_rank_tables_is_what_gigatoken_takes_it_for(
+    script: dict[str, Any], pattern: str, tmp_path: Path
+) -> None:
+    table = script["encoder_pairs"].synthetic_table()
+    encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=parse_ranks(table), special_tokens={})
+    (tmp_path / "x.tiktoken").write_bytes(table)
+    fast = gigatoken.of_file(tmp_path / "x.tiktoken", rank_files._PATTERNS[pattern])
+    texts = short_texts()
+    found = fast.encode_batch_list(texts, parallel=False)
+    assert [
+        text for text, ids in zip(texts, found, strict=True) if ids != encoding.encode_ordinary(text)
+    ] == []
+
+
+@pytest.fixture(scope="module")
+def found(script: dict[str, Any], pairs: dict[str, Any]) -> dict[str, set[int]]:
     """What each pair of encoders, and each way to normalize, finds; the script looks at more contexts."""
     # Between these, a letter of either case, a digit, a mark, a sign and all else are cut in different ways.
     crowd, derive = "!@A!@a!@Ab @.@", script["derive"]
     # All take minutes: pages with a doubtful character, and one in 64 of others.
     pages = {code >> 8 for code in CODES}
     some = [char for char in script["SAMPLED"] if ord(char) >> 8 in pages or not ord(char) % 64]
-    pairs = script["encoder_pairs"].synthetic_pairs()
     # For one of them, all, so that a page without any cannot hide.
     codes = {
         name: derive(pair, crowd, 256, script["SCALARS"] if name == "o200k_base" else some)

@@ -16,12 +16,14 @@ import encoder_pairs
 Tree = dict[str, Any]
 
 BLANK = "\u2581"
-LLAMA, GPT4 = encoder_pairs.SPLITS["Llama 3, OLMo 2"], encoder_pairs.SPLITS["GPT-4"]
+LLAMA = encoder_pairs.SPLITS["Llama 3, OLMo 2"]
+# As the tokenizer.json of GPT-4 has it.
+GPT4 = (LLAMA[0].replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)
 # Like that of tiktoken for cl100k_base.
 _PLUS = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
 INTERVAL = (_PLUS + r"\s++$|\s*[\r\n]|\s+(?!\S)|\s+",)
 TEXTS = [
-    "", " ", "  Hello,  world's\n\n 1234567 \tx",
+    "", " ", "a\n ", "  Hello,  world's\n\n 1234567 \tx",
     "qzx a q zx qzxq xqzx qzxx qzx. \n qzx  \u00e9qzx", "  qzx  ",
     "e\u0301\u00e9 z\u00e9 ze\u0301", f"a {BLANK}{BLANK} b", "It's don't 'LL\r\n", "\u4e2d\u6587 \U0001f600",
 ]  # fmt: skip
@@ -132,6 +134,7 @@ WRONG = {
     "nothing that splits": changed(WORDS, pre_tokenizer=None),
     "a Split that removes words": with_splits(WORDS, split(behavior="Removed"), level()),
     "a Split that joins": with_splits(WORDS, split(behavior="Contiguous"), level()),
+    "a pattern that takes line by line": of_bytes(GPT4),
     "a pattern with an interval and a plus": of_bytes(INTERVAL),
     "an added token that is a word by itself": with_added(WORDS, "qzx", single_word=True),
     "an added token that changes when normalized": with_added(NFC, "ze\u0301", normalized=True),
