@@ -106,7 +106,7 @@ MODULES = sorted(Path(fwconvert.__file__).parent.rglob("*.py"))
 def test_no_module_can_read_code_from_a_file(module: Path) -> None:
     """Orders between a driver and its workers are pickled by multiprocessing: one machine, one user.
 
-    What nanochat saves is a pickle; an unpickler of our own reads it, which knows no name that could do something.
+    What nanochat saves is a pickle; our own unpickler reads it, which knows no name that could do something.
     """
     allowed = {"pickle"} if module.stem == "rank_files" else set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
