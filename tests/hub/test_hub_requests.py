@@ -368,7 +368,8 @@ def test_what_the_hub_does_not_have_is_said(hub: HubServer, tmp_path: Path) -> N
         answer.assert_says("HubError", "the repository does not exist", other, hub.endpoint, "hf auth login")
     told[2].assert_says("HubError", "no such revision", REPO, "mian", hub.endpoint, "branch")
     told[3].assert_says("HubError", "no such revision", REPO, "e" * 40, hub.endpoint)
-    told[4].assert_says("HubError", "no parquet files", REPO, COMMIT, hub.endpoint, "text", "browser")
+    none = "no parquet, jsonl or Arrow files"
+    told[4].assert_says("HubError", none, REPO, COMMIT, hub.endpoint, "text", "browser")
     told[5].assert_says("SourceError", "no such file or folder", REPO, COMMIT, hub.endpoint, "sample/10TB")
 
 

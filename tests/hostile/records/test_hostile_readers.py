@@ -104,10 +104,16 @@ MODULES = sorted(Path(fwconvert.__file__).parent.rglob("*.py"))
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_no_module_can_read_code_from_a_file(module: Path) -> None:
-    """Orders between a driver and its workers are pickled by multiprocessing: one machine, one user."""
+    """Orders between a driver and its workers are pickled by multiprocessing: one machine, one user.
+
+    What nanochat saves is a pickle; our own unpickler reads it, which knows no name that could do something.
+    """
+    allowed = {"pickle"} if module.stem == "rank_files" else set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            assert not {name.name.partition(".")[0] for name in node.names} & CODE_LOADERS
+            assert not {name.name.partition(".")[0] for name in node.names} & CODE_LOADERS - allowed
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert node.attr in {"Unpickler", "UnpicklingError"}
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").partition(".")[0] not in CODE_LOADERS
         elif isinstance(node, ast.Call):
