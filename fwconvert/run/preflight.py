@@ -413,7 +413,8 @@ def _kept_bytes(recipe: Recipe, keep: Path) -> int:
 def refuse_wrong_folder(store: Store, recipe: Recipe, inputs: Input) -> None:
     """Raise UsageError if sources are read from a folder of the user's and none that is left is in it.
 
-    With a limit that may be because it is reached: then a run that has begun goes on.
+    With a limit that may be because it is reached: then a run that has begun goes on. So it does where the
+    folder had sources of it, and only those that are left are others: each of them fails with its reason.
     """
     if recipe.root is None:
         return
@@ -428,7 +429,7 @@ def refuse_wrong_folder(store: Store, recipe: Recipe, inputs: Input) -> None:
             if there is not None:
                 others.append((file, there))
     has_begun = len(left) < len(files)
-    if not left or (has_begun and recipe.rules.is_limited):
+    if not left or (has_begun and (others or recipe.rules.is_limited)):
         return
     can_fetch = recipe.source.dataset != LOCAL
     if len(others) > 1:

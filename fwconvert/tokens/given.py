@@ -44,6 +44,8 @@ def named(typed: str, kept: Callable[[], Kept | None] = lambda: None) -> Given |
 
     `kept` returns the tokenizer of the run that is continued, if there is one.
     """
+    if not typed:
+        return None
     path = Path(typed)
     repository, _, revision = typed.partition("@")
     is_repository = repository.count("/") == 1 and is_dataset(repository)

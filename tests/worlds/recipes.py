@@ -28,7 +28,7 @@ SPECIALS = {
     "gpt2": ({"<|endoftext|>": 50256, "50256": 50256}, 50257, "tiktoken"),
     "bytes": ({"<|endoftext|>": 256, "256": 256}, 257, "bytes"),
 }
-BEFORE = ("llmc", "npy")
+BEFORE = ("llmc", "npy", "nemo")
 ZIPS = ("llmc", "npy", "raw")
 MILLIONS = 100_000_000
 
@@ -55,6 +55,8 @@ class Rules:
     # The ids of other separators than the usual one; with a BOS it stands before and the EOT after.
     eot_id: int | None = None
     bos_id: int | None = None
+    # Of an MDS sample.
+    sequence_length: int | None = None
 
     @property
     def separator(self) -> int:
@@ -78,7 +80,7 @@ class Rules:
 
     @property
     def suffix(self) -> str:
-        kinds = {"npy": ".npy", "datatrove": ".ds"}
+        kinds = {"npy": ".npy", "datatrove": ".ds", "mds": ".mds"}
         return kinds.get(self.format, ".bin") + (".zst" if self.compress else "")
 
     def line(self, block_digits: int) -> dict[str, Any]:
@@ -92,6 +94,7 @@ class Rules:
             "where": None if self.where is None else expressions.text(self.where),
             "limit_documents": self.limit_documents,
             "limit_tokens": self.limit_tokens,
+            "sequence_length": self.sequence_length,
         }
         if self.eot_id is not None:
             _, size, kind = SPECIALS[self.tokenizer]
@@ -137,6 +140,7 @@ class Recipe:
     # As they are typed.
     eot_token: str | None = None
     bos_token: str | None = None
+    sequence_length: int | None = None
 
     def words(self) -> list[str]:
         """Return the flags of a command line."""
@@ -172,6 +176,7 @@ class Recipe:
             where=self.where,
             limit_documents=self.limit_documents,
             limit_tokens=self.limit_tokens,
+            sequence_length=self.sequence_length,
         )
 
 

@@ -1,6 +1,7 @@
 """The bytes of a token shard, of its document index and of the files beside it, by FORMAT.md."""
 
 import io
+import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import numpy as np
 import zstandard
 from worlds.recipes import Rules
 
-SIDECARS = {"megatron": (".idx",), "datatrove": (".ds.index", ".ds.metadata")}
+SIDECARS = {
+    "megatron": (".idx",), "datatrove": (".ds.index", ".ds.metadata"), "nemo": (".bos.idx",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Contents:
         if self.rules.format == "llmc":
             magic, version = {2: (20240520, 1), 4: (20240801, 7)}[size]
             return struct.pack("<3i", magic, version, len(tokens)).ljust(1024, b"\0") + tokens.tobytes()
+        if self.rules.format == "nemo":
+            return struct.pack("<4i", 278895051, 1, len(tokens), size).ljust(1024, b"\0") + tokens.tobytes()
+        if self.rules.format == "mds":
+            return self._mds_header() + tokens.tobytes()
         return tokens.tobytes()
 
     def index(self) -> bytes:
@@ -49,7 +56,10 @@ class Contents:
 
     def sidecars(self) -> dict[str, bytes]:
         """Return the files beside it, by what they have instead of its ending."""
-        makers = {".idx": self._megatron, ".ds.index": self._datatrove, ".ds.metadata": self._metadata}
+        makers = {
+            ".idx": self._megatron, ".ds.index": self._datatrove, ".ds.metadata": self._metadata,
+            ".bos.idx": self._nemo,
+        }  # fmt: skip
         return {suffix: makers[suffix]() for suffix in SIDECARS.get(self.rules.format, ())}
 
     def _pieces(self) -> list[tuple[int, int]]:
@@ -67,6 +77,24 @@ class Contents:
 
     def _datatrove(self) -> bytes:
         return b"".join(struct.pack("<Q", end) for _, end in self._pieces())
+
+    def _nemo(self) -> bytes:
+        found = [at for at, token in enumerate(self.tokens) if token == self.rules.separator]
+        return struct.pack(f"<{len(found)}i", *found)
+
+    def _mds_header(self) -> bytes:
+        """How many samples, where each begins and the last ends, what they are, and blanks."""
+        rules, length = self.rules, self.rules.sequence_length or 0
+        step, count = length * rules.token_bytes, len(self.tokens) // length
+        longest = max(rules.val_tokens, rules.shard_tokens * (2 if rules.last == "merge" else 1))
+        room = -(-(4 * (2 + longest // length) + 512) // 64) * 64
+        columns = {
+            "column_encodings": [f"ndarray:uint{8 * rules.token_bytes}:{length}"], "column_names": ["tokens"],
+            "column_sizes": [step], "compression": None, "format": "mds", "hashes": [], "size_limit": None,
+            "tokens": len(self.tokens), "version": 2,
+        }  # fmt: skip
+        head = struct.pack(f"<{count + 2}I", count, *(room + step * at for at in range(count + 1)))
+        return (head + json.dumps(columns).encode()).ljust(room)
 
     def _metadata(self) -> bytes:
         tokens = len(self.tokens)

@@ -19,6 +19,8 @@ EXAMPLES = {
     "raw/": Recipe(format="raw", val_tokens=4),
     "megatron/": Recipe(format="megatron", shard_tokens=5, val_tokens=0, last="keep"),
     "datatrove/": Recipe(format="datatrove", shard_tokens=5, val_tokens=0, last="keep"),
+    "nemo/": Recipe(format="nemo", shard_tokens=5, val_tokens=0, last="keep"),
+    "mds/": Recipe(format="mds", shard_tokens=5, val_tokens=0, last="keep", sequence_length=2),
 }
 TOKENIZERS = ("gpt2", "cl100k_base", "gpt2", "cl100k_base")
 
