@@ -1,9 +1,12 @@
+import importlib
 import importlib.util
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_tokenizers as small
+from packaging.specifiers import SpecifierSet
 
 from fwconvert.errors import UsageError
 from fwconvert.processes import call_apart
@@ -80,3 +83,18 @@ def test_the_version_that_is_used_is_the_one_that_is_installed_with_the_package(
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     (wanted,) = (line for line in project["project"]["dependencies"] if line.startswith("gigatoken"))
     assert wanted.startswith(f"gigatoken=={GIGATOKEN};")
+
+
+def test_the_extra_admits_the_versions_of_tokenizers_that_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
+    hugging_face = importlib.import_module("fwconvert.tokens.hugging_face")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    (wanted,) = extras["optional-dependencies"]["hf"]
+    admitted = SpecifierSet(wanted.removeprefix("tokenizers"))
+    assert [f"0.{minor}" for minor in range(100) if f"0.{minor}.3" in admitted] == [*hugging_face.COMPARED]
+    content = small.byte_level()
+    assert hugging_face.HuggingFace().why_not_fast(content) == ""
+    monkeypatch.setattr(library, "__version__", "0.24.0")
+    assert "tokenizers 0.24.0 is installed" in hugging_face.HuggingFace().why_not_fast(content)
