@@ -92,7 +92,7 @@ _MODELS = {
 DEFINED = {
     kind.kind: kind
     for kind in (
-        DefinedKind("hf", ".json", "tokenizers", "hf", "tokenizers of Hugging Face", "1 to 3"),
+        DefinedKind("hf", ".json", "tokenizers", "hf", "Hugging Face's library", "1 to 3"),
         DefinedKind("sentencepiece", ".model", "sentencepiece", "sentencepiece", "sentencepiece", "3 to 4"),
         DefinedKind("ranks", ".ranks", "", "", "tiktoken", "8 to 10"),
     )
