@@ -326,3 +326,16 @@ def test_llama_3_stands_in_the_shards_as_llm_c_writes_it(sources: Path, tmp_path
         [20240801, 7, min(3000, len(wanted) - 3000 * number)] for number in range(len(shards))
     ]
     assert np.frombuffer(b"".join(shard[1024:] for shard in shards), "<u4").tolist() == wanted
+
+
+def test_a_plan_counts_the_tokens_of_a_file_by_a_sample(sources: Path, tmp_path: Path) -> None:
+    path = small.written(tmp_path, "tokenizer.json", small.nfc())
+    words = ("--source", sources, "--tokenizer", path, "--shard-tokens", "3000")
+    ended = runner.command_line("plan", *words, "--json", capture_output=True)
+    assert_tidy_end(ended, 0)
+    engine = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
+    engine.no_truncation()
+    engine.no_padding()
+    engine.encode_special_tokens = True
+    exact = sum(1 + len(engine.encode(text, add_special_tokens=False).ids) for text in TEXTS)
+    assert json.loads(ended.stdout)["plan"]["tokens"] == pytest.approx(exact, rel=0.05)
