@@ -105,13 +105,15 @@ def environment(endpoint: str, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(words: list[str], endpoint: str, **settings: str) -> Iterator["subprocess.Popen[str]"]:
+def running(
+    words: list[str], endpoint: str, *, stderr: Any = subprocess.PIPE, **settings: str
+) -> Iterator["subprocess.Popen[str]"]:
     """Have a command run during the block, in a session of its own; nothing of it is left after."""
     process = forked.start(
         [sys.executable, "-m", "fwconvert", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         env=environment(endpoint, **settings),
