@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import forked
 import psutil
 import pytest
+import runner
 from examples import RULES
 
 from fwconvert.errors import EndedApart
@@ -73,13 +75,20 @@ def test_a_trial_that_ends_its_worker_costs_that_worker_alone(tmp_path: Path) ->
 
 def test_no_more_workers_are_warmed_up_than_there_are_slots(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
+
+    def workers() -> list[psutil.Process]:
+        spawned = [child for child in psutil.Process().children() if child.pid not in before]
+        return [child for child in spawned if any("spawn_main" in word for word in child.cmdline())]
+
     with LocalEngine(2) as engine:
         engine.warm_up(5, context_of(tmp_path))
-        spawned = [child for child in psutil.Process().children() if child.pid not in before]
-        workers = [child for child in spawned if any("spawn_main" in word for word in child.cmdline())]
-        assert len(workers) == 2
+        ends = time.monotonic() + runner.PATIENCE
+        while len(workers()) < 2 and time.monotonic() < ends:  # A process gets its words after it is there.
+            time.sleep(0.01)
+        found = workers()
+        assert len(found) == 2
 
-    assert not [child for child in workers if child.is_running()]
+    assert not [child for child in found if child.is_running()]
 
 
 def test_a_worker_that_started_early_prints_into_the_log_of_its_run(tmp_path: Path) -> None:
