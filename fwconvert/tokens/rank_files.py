@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import pickle
+import pickletools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,11 @@ class _PlainValues(pickle.Unpickler):  # noqa: S301  # made for strangers: see f
 
 
 def _unpickled(content: bytes) -> RankTable:
+    # An unpickler has room for every number below the largest that an object is given. No pickle needs
+    # more numbers than it has bytes; one that gives 4,000,000,000 would take 64 GB.
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name == "LONG_BINPUT" and int(argument or 0) > len(content):
+            raise ValueError(f"it gives an object the number {argument:,}")
     found = _PlainValues(io.BytesIO(content)).load()
     saved = found.saved if isinstance(found, _Encoding) else found
     if not isinstance(saved, dict):

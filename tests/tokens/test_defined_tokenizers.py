@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pickle
+import struct
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from small_tokenizers import BOS, EOT, SPECIALS, TOOL
 from fwconvert import recipes
 from fwconvert.errors import ManifestError, ShardError, UsageError
 from fwconvert.processes import call_apart
-from fwconvert.tokens import definition, given, registry
+from fwconvert.tokens import definition, given, rank_files, registry
 from fwconvert.tokens.defined import DefinedKind
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 from fwconvert.tokens.tokenizer import Encoded, Tokenizer
@@ -221,6 +222,12 @@ def test_a_pickle_that_orders_something_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no plain value"):
             registry.find(str(path))
     assert not proof.exists()
+
+
+def test_a_pickle_that_asks_for_room_is_refused_before_it_is_read() -> None:
+    dictionary, numbered, end = b"\x80\x04}", b"r" + struct.pack("<I", 2**24), b"."
+    with pytest.raises(UsageError, match="the number 16,777,216"):
+        rank_files._parsed(dictionary + numbered + end, "tokenizer.pkl")
 
 
 # --- separators
