@@ -151,14 +151,20 @@ def test_processes_tell_nothing_and_finish_what_they_have_begun_when_asked_to_st
     out = tmp_path / "out"
     gate = tmp_path / "gate"
 
+    class Stopped(ExecutorEngine):
+        """Lets the processes begin when what waits has been withdrawn; sooner, they might do all of it."""
+
+        def stop(self) -> None:
+            super().stop()
+            gate.touch()
+
     def stop(_: Snapshot) -> None:
         watch.switch.ask()
-        gate.touch()
 
     watch = Watch(stop)
     with processes(1, gate) as executor:
         # Orders wait in the executor, too: it has fewer workers than the engine was told.
-        engine = ExecutorEngine(executor, slots=FILES)
+        engine = Stopped(executor, slots=FILES)
         result = convert(sources, out, engine, watch)
 
         assert (result.complete, result.stopped) == (False, True)
