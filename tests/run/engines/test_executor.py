@@ -189,7 +189,8 @@ def test_a_pool_that_lost_a_worker_is_told_and_the_same_call_continues_with_a_ne
     sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with processes(2) as executor, pytest.raises(FwconvertError) as told:
+    # They never begin, so one is killed in time.
+    with processes(2, tmp_path / "shut") as executor, pytest.raises(FwconvertError) as told:
         convert(sources, out, ExecutorEngine(executor, slots=2), Watch(kill_a_worker))
 
     assert "the executor is broken" in str(told.value)
@@ -251,14 +252,16 @@ def test_a_pool_that_lost_a_worker_is_made_anew_if_we_are_told_how(
     sources: Path, golden: dict[str, str], tmp_path: Path
 ) -> None:
     killed: list[Snapshot] = []
-    out = tmp_path / "out"
+    out, gate = tmp_path / "out", tmp_path / "gate"
 
     def kill_once(snapshot: Snapshot) -> None:
         if not killed:
             killed.append(snapshot)
             kill_a_worker(snapshot)
+            gate.touch()
 
-    assert convert(sources, out, ExecutorEngine(lambda: processes(2), slots=2), Watch(kill_once)).complete
+    engine = ExecutorEngine(lambda: processes(2, gate), slots=2)
+    assert convert(sources, out, engine, Watch(kill_once)).complete
     assert killed
     assert runner.tree(out) == golden
 
