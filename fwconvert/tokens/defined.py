@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,8 @@ from fwconvert.errors import EndedApart, ManifestError, UsageError, message
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart, ProcessLimits, call_apart
 from fwconvert.store import atomic
+from fwconvert.tokens import choosing
+from fwconvert.tokens.choosing import why_no_gigatoken
 from fwconvert.tokens.definition import MOST_BYTES
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 
@@ -113,23 +115,15 @@ class DefinedKind:
         self, spec: TokenizerSpec, wanted: EncoderChoice, apart: CallApart, folder: Callable[[], Path | None]
     ) -> tuple[Encoder, str]:
         """See TokenizerKind."""
-        if wanted == "reference":
-            return "reference", ""
-        self._refuse_missing_library()
-        missing = why_no_gigatoken() or self._why_fast_fails(spec, self._content(spec, folder()), apart)
-        if not missing:
-            return "fast", ""
-        if wanted == "fast":
-            raise UsageError(
-                message(
-                    "the fast encoder cannot be used",
-                    "pass --encoder auto or --encoder reference: the output is the same",
-                    reason=missing,
-                )
-            )
-        return "reference", (
-            f"{self.reference_name} encodes, about {self.reference_speed} MB of text a second "
-            f"in each process, where gigatoken does 20 to 150: {missing}"
+        if wanted != "reference":
+            self._refuse_missing_library()
+        return choosing.choose(
+            wanted,
+            lambda: why_no_gigatoken() or self._why_fast_fails(spec, self._content(spec, folder()), apart),
+            lambda reason: (
+                f"{self.reference_name} encodes, about {self.reference_speed} MB of text a second "
+                f"in each process, where gigatoken does 20 to 150: {reason}"
+            ),
         )
 
     def provide(self, spec: TokenizerSpec, folder: Path) -> None:
@@ -243,21 +237,6 @@ def library_of(kind: str) -> Library:
     from fwconvert.tokens.rank_files import RankFiles  # noqa: PLC0415  # heavy
 
     return RankFiles()
-
-
-def why_no_gigatoken() -> str:
-    """Return why gigatoken cannot be used for any definition; "" if it can be tried."""
-    if util.find_spec("gigatoken") is None:
-        return "gigatoken is not installed (it has no wheel for every platform)"
-    from fwconvert.tokens.disagreements import GIGATOKEN  # noqa: PLC0415  # loads numpy
-
-    try:
-        installed = metadata.version("gigatoken")
-    except metadata.PackageNotFoundError:
-        installed = "of unknown version"
-    if installed != GIGATOKEN:
-        return f"gigatoken {installed} is installed, and only {GIGATOKEN} was compared with the references"
-    return ""
 
 
 def _examine(given: Given) -> TokenizerSpec:

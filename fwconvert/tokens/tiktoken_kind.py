@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ from fwconvert.hub.retry import TransientError
 from fwconvert.options import Encoder, EncoderChoice
 from fwconvert.processes import CallApart, ProcessLimits, call_apart
 from fwconvert.store import atomic
-from fwconvert.tokens import separators
+from fwconvert.tokens import choosing, separators
 from fwconvert.tokens.spec import Loading, TokenizerSpec
 
 if TYPE_CHECKING:
@@ -223,41 +222,20 @@ Trial = Callable[[Vocabulary], str]
 
 def choose(wanted: EncoderChoice, known: Vocabulary, trial: Trial) -> tuple[Encoder, str]:
     """Return the encoder to use, and why it is not the fast one ("" if it is, or if that is no loss)."""
-    if wanted == "reference":
-        return "reference", ""
-    missing = _why_not_fast(known, trial)
-    if not missing:
-        return "fast", ""
-    if wanted == "fast":
-        raise UsageError(
-            message(
-                "the fast encoder cannot be used",
-                "pass --encoder auto or --encoder reference: the output is the same",
-                reason=missing,
-            )
-        )
-    return "reference", f"the reference encoder is used, which is slower: {missing}"
+    return choosing.choose(
+        wanted,
+        lambda: _why_not_fast(known, trial),
+        lambda reason: f"the reference encoder is used, which is slower: {reason}",
+    )
 
 
 def _why_not_fast(known: Vocabulary, trial: Trial) -> str:
     if known.table not in PRETOKENIZERS:
         return f"gigatoken does not know {known.name}"
-    if util.find_spec("gigatoken") is None:
-        return "gigatoken is not installed (it has no wheel for every platform)"
-    from fwconvert.tokens.disagreements import GIGATOKEN  # noqa: PLC0415  # loads numpy
-
-    installed = _version()
-    if installed != GIGATOKEN:
-        return f"gigatoken {installed} is installed, and only {GIGATOKEN} was compared with tiktoken"
+    if missing := choosing.why_no_gigatoken():
+        return missing
     failure = trial(known)
     return f"gigatoken is installed and does not work here: {failure}" if failure else ""
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gigatoken")
-    except metadata.PackageNotFoundError:
-        return "of unknown version"
 
 
 # Importing it takes a moment; from a slow network drive, many.
