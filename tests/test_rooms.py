@@ -167,6 +167,14 @@ def test_the_loader_loads_nothing_that_only_conversion_needs() -> None:
     assert child.run(code, *heavy).split() == []
 
 
+# Modules that import what is an extra, and what that is.
+EXTRAS = {
+    "fwconvert.loader.torch": "torch",
+    "fwconvert.tokens.hugging_face": "tokenizers",
+    "fwconvert.tokens.sentence_pieces": "sentencepiece",
+}
+
+
 def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
     code = """
         import importlib, os, sys, threading
@@ -175,8 +183,8 @@ def test_importing_any_module_does_nothing(tmp_path: Path) -> None:
             importlib.import_module(name)
         assert threading.active_count() == 1
     """
-    # PyTorch is an extra, which need not be installed.
-    extra = set() if util.find_spec("torch") else {"fwconvert.loader.torch"}
+    # Extras need not be installed.
+    extra = {module for module, library in EXTRAS.items() if util.find_spec(library) is None}
     found = {module.name for module in pkgutil.walk_packages(fwconvert.__path__, "fwconvert.")}
     assert len(found) >= len(MODULES) - 1
 

@@ -60,8 +60,8 @@ _LIBRARIES = (
     "tqdm.auto",
     "yaml",
 )
-# Modules of the package that import what is large, and what few programs use.
-_RARE = ("torch", "ray")
+# Modules of the package that import what is large or need not be installed, and what few programs use.
+_RARE = ("torch", "ray", "hugging_face", "sentence_pieces")
 # Variables that are read when Python or a library starts: the nursery has long started.
 _READ_AT_THE_START = (
     "ARROW_",
